@@ -1,0 +1,44 @@
+# Every target does its own set-up: a virtual environment pinned by constraints.txt.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+BENCH := .venv/installed-bench
+RUN ?= runs/quick
+
+.PHONY: quick test check slow bench lock clean
+
+quick: $(INSTALLED)
+	$(BIN)/iclens run quick --out $(RUN)
+
+test: $(INSTALLED)
+	$(BIN)/pytest -m "not slow"
+
+slow: $(INSTALLED)
+	$(BIN)/pytest -m slow
+
+check: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(BENCH)
+	$(BIN)/python benchmarks/bench.py
+
+$(INSTALLED): constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --require-hashes -r constraints.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(BENCH): $(INSTALLED) constraints-bench.txt
+	$(BIN)/pip install --quiet -r constraints-bench.txt
+	touch $@
+
+# Pins the newest versions that pyproject.toml admits, for every platform and Python at once.
+lock:
+	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --no-annotate --upgrade --output-file constraints.txt
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,1 @@
+"""Runs: recipes, cells, sweeps and the store that holds their results."""

@@ -1,0 +1,84 @@
+"""Files: written whole or not at all, checksummed, without pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+import safetensors.numpy
+
+Tree = TypeVar("Tree")
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write beside the file's place, reach the disk, then rename: readers see old or new, whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write named arrays as safetensors (which stores the buffer as it lies, hence the C order)."""
+    ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    write_file(path, safetensors.numpy.save(ordered))
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read what `write_arrays` wrote.  Raises `ValueError` if the file is damaged."""
+    try:
+        arrays: dict[str, np.ndarray] = safetensors.numpy.load(path.read_bytes())
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read as safetensors: {error}") from None
+    return arrays
+
+
+def tree_to_arrays(tree: object) -> dict[str, np.ndarray]:
+    """The arrays of a pytree by their path, such as `model.attentions.0.query`."""
+    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_array))
+    return {_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def arrays_to_tree(like: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
+    """The pytree `like` with its arrays replaced by those of the same path.
+
+    Raises `ValueError` naming the path where an array is missing or has another shape or type.
+    """
+
+    def replace(path: tuple[object, ...], leaf: object) -> object:
+        if not eqx.is_array(leaf):
+            return leaf
+        name = _name(path)
+        if name not in arrays:
+            raise ValueError(f"{name}: expected an array of shape {leaf.shape}, got none")
+        found = arrays[name]
+        if found.shape != leaf.shape or found.dtype != leaf.dtype:
+            raise ValueError(
+                f"{name}: expected shape {leaf.shape} of {leaf.dtype}, "
+                f"got shape {found.shape} of {found.dtype}"
+            )
+        return jax.numpy.asarray(found)
+
+    replaced: Tree = jax.tree_util.tree_map_with_path(replace, like)
+    return replaced
+
+
+def _name(path: tuple[object, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -1,0 +1,220 @@
+"""Recipes: the complete description of a run, read strictly from TOML and written back whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import cattrs
+import tomlkit
+
+from iclens.training import TrainingConfig
+from iclens.transformer import TransformerConfig
+
+Diversity = int | Literal["infinite"]
+"""Data diversity K: a number of chains, or fresh chains without end."""
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """The sequences to predict."""
+
+    states: int = 4
+    """Number C of states."""
+    context: int = 48
+    """Context length N."""
+    concentration: float = 1.0
+    """Dirichlet concentration alpha of the rows of the chain prior."""
+
+    def __post_init__(self) -> None:
+        if self.states < 2:
+            raise ValueError(f"task.states: expected at least 2, got {self.states}")
+        if self.context < 2:
+            raise ValueError(f"task.context: expected at least 2, got {self.context}")
+        if not 0 < self.concentration < float("inf"):
+            raise ValueError(
+                f"task.concentration: expected a positive number, got {self.concentration}"
+            )
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """The evaluation sets."""
+
+    sequences: int = 512
+    """Sequences in each of the ID and the OOD set."""
+
+    def __post_init__(self) -> None:
+        if self.sequences < 2:
+            raise ValueError(f"evaluation.sequences: expected at least 2, got {self.sequences}")
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """The cells: every K with every seed."""
+
+    chains: tuple[Diversity, ...] = (2, 8, 32, 128, 512)
+    """Values of the data diversity K; "infinite" draws a fresh chain for every sequence."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds, from 0 to 2^32 - 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("chains", "seeds"):
+            values = getattr(self, name)
+            if not values:
+                raise ValueError(f"sweep.{name}: expected at least one value, got none")
+            if len(set(values)) != len(values):
+                raise ValueError(f"sweep.{name}: expected no value twice, got {list(values)}")
+        if small := [count for count in self.chains if count != "infinite" and count < 1]:
+            raise ValueError(f"sweep.chains: expected at least 1, got {small[0]}")
+        if wrong := [seed for seed in self.seeds if not 0 <= seed < 2**32]:
+            raise ValueError(f"sweep.seeds: expected 0 to 2^32 - 1, got {wrong[0]}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides the results of a run."""
+
+    task: TaskConfig = field(default_factory=TaskConfig)
+    model: TransformerConfig = field(default_factory=TransformerConfig)
+    train: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+
+    def to_toml(self) -> str:
+        """The recipe as TOML with every default filled in."""
+        model = dataclasses.replace(self.model, hidden=self.model.mlp_width)
+        return tomlkit.dumps(_plain(dataclasses.replace(self, model=model)))
+
+    def difference(self, other: Recipe) -> list[str]:
+        """What differs between this recipe and another, a line for each key but the sweep's."""
+        mine, theirs = tomllib.loads(self.to_toml()), tomllib.loads(other.to_toml())
+        return [
+            f"{section}.{key}: {value!r} against {theirs[section][key]!r}"
+            for section, table in mine.items()
+            for key, value in table.items()
+            if section != "sweep" and value != theirs[section][key]
+        ]
+
+
+def presets() -> list[str]:
+    """Names of the recipes that come with the package."""
+    folder = resources.files("iclens").joinpath("recipes")
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_recipe(name: str | Path) -> Recipe:
+    """Read a preset by its name, or a recipe by the path of its TOML file.
+
+    Raises `ValueError` with the file, the key, what was expected and what was found.
+    """
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"recipe {str(path)!r} cannot be read: {error}") from None
+    elif str(name) in presets():
+        text = resources.files("iclens").joinpath("recipes", f"{name}.toml").read_text("utf-8")
+    else:
+        raise ValueError(
+            f"unknown preset {str(name)!r}{_nearest(str(name), presets())}; expected one of "
+            f"{', '.join(presets())}, or the path of a .toml file"
+        )
+    return parse_recipe(text, where=str(name))
+
+
+def parse_recipe(text: str, where: str = "recipe") -> Recipe:
+    """Read a recipe from TOML text; `where` names it in errors.  Raises as `load_recipe` does."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{where}: not valid TOML: {error}") from None
+    for section, content in table.items():
+        if not isinstance(content, dict):
+            raise ValueError(f"{where}: {section}: expected a table of keys, got {content!r}")
+    try:
+        return _converter().structure(table, Recipe)
+    except cattrs.BaseValidationError as error:
+        messages = cattrs.transform_error(error, format_exception=_explain)
+        raise ValueError("; ".join(f"{where}: {_place_first(line)}" for line in messages)) from None
+
+
+def _place_first(line: str) -> str:
+    """Turn cattrs' `message @ $.section.key` around, unless the message names the key itself."""
+    message, _, path = line.rpartition(" @ $")
+    key = path.lstrip(".")
+    return f"{key}: {message}" if key and not message.startswith(("unknown key", key)) else message
+
+
+def _converter() -> cattrs.Converter:
+    """A converter that coerces nothing (cattrs alone turns 48.7 into 48 and True into 1)."""
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    for kind in (int, float, str, bool):
+        converter.register_structure_hook(kind, _strict)
+    converter.register_structure_hook_func(_is_choice, _strict)
+    converter.register_structure_hook_func(
+        lambda kind: get_origin(kind) is tuple,
+        lambda value, kind: _strict_list(converter, value, kind),
+    )
+    return converter
+
+
+def _strict_list(converter: cattrs.Converter, value: Any, kind: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, got {value!r}")
+    return tuple(converter.structure(entry, get_args(kind)[0]) for entry in value)
+
+
+def _is_choice(kind: Any) -> bool:
+    return get_origin(kind) in (Literal, Union, UnionType)
+
+
+def _strict(value: Any, kind: Any) -> Any:
+    options = [
+        choice
+        for member in (get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind])
+        for choice in (get_args(member) if get_origin(member) is Literal else [member])
+    ]
+    for option in options:
+        if isinstance(option, str):
+            if value == option:
+                return value
+        elif option is float and type(value) is int:
+            return float(value)
+        elif type(value) is option:
+            return value
+    words = [repr(option) for option in options if isinstance(option, str)]
+    kinds = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    expected = " or ".join([kinds[option] for option in options if option in kinds] + words)
+    near = _nearest(value, [o for o in options if isinstance(o, str)])
+    raise TypeError(f"expected {expected}, got {value!r}{near}")
+
+
+def _explain(error: BaseException, kind: type | None) -> str:
+    if isinstance(error, cattrs.ForbiddenExtraKeysError):
+        sections = {f.default_factory: f"{f.name}." for f in dataclasses.fields(Recipe)}
+        prefix = sections.get(error.cl, "")
+        known = [f.name for f in dataclasses.fields(error.cl)]
+        return "; ".join(
+            f"unknown key {prefix + key!r}{_nearest(key, known, prefix)}"
+            for key in sorted(error.extra_fields)
+        )
+    return str(error)
+
+
+def _nearest(value: Any, known: list[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
+    return f"; did you mean {prefix + close[0]!r}?" if close else ""
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,361 @@
+"""Which reference predictor a model is: distances, composition, phase labels, the phase map.
+
+Distances and losses are in nats.  Positions n run over the context, [0, N); what counts for a
+distance are the late ones, [N / 2, N), where the references have had evidence to differ on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from iclens.chains import ChainPrior, ChainSet
+from iclens.predictors import PREDICTORS, Predictor, reference_predictors
+
+PHASES = ("G1", "G2", "M1", "M2")
+"""The phases, in the order of `PREDICTORS`."""
+NO_PHASE = "none"
+"""The label of a model that is no nearer to its nearest reference than the uniform prediction is."""
+
+BOOTSTRAP_RESAMPLES = 200
+CLEAR_ERRORS = 2.0
+"""A label is clear when its margin, and the distance between the two references, exceed this many
+standard errors."""
+COMPOSITION_TOLERANCE = 1e-6
+COMPOSITION_ITERATIONS = 2000
+
+
+class EvaluationSet(eqx.Module):
+    """Fixed sequences with the predictions of the references on them."""
+
+    states: Int[Array, "batch position"]
+    target: Float[Array, "batch position state"] | None
+    """True distribution of the next state, where it is known."""
+    references: Float[Array, "predictor batch position state"]
+    """Log-probabilities of the references."""
+    names: tuple[str, ...] = eqx.field(static=True)
+    """Names of the references, a part of `PREDICTORS`."""
+
+
+class Measurement(eqx.Module):
+    """A model against the references on one evaluation set."""
+
+    loss: Float[Array, ""]
+    """Expected cross-entropy of the next state over all positions; NaN if the target is unknown."""
+    distance: Float[Array, " predictor"]
+    """Mean KL(reference || model) over sequences and late positions."""
+    distance_binned: Float[Array, "predictor bin"]
+    """The same in the bins of `position_bins`."""
+    undefined: Float[Array, " predictor"]
+    """Share of late positions at which the reference is undefined; they are left out."""
+    nearest: Int[Array, ""]
+    """Index of the nearest reference; -1 for no phase."""
+    margin: Float[Array, ""]
+    """By how much the second nearest reference is farther than the nearest."""
+    margin_error: Float[Array, ""]
+    """Bootstrap standard error of the margin over sequences."""
+    separation: Float[Array, ""]
+    """The smaller KL, of both directions, between these two references."""
+    clear: Bool[Array, ""]
+    """Whether margin and separation both exceed two standard errors of the margin."""
+
+
+def evaluation_set(
+    source: ChainSet | ChainPrior,
+    predictors: Mapping[str, Predictor],
+    sequences: int,
+    context: int,
+    *,
+    key: PRNGKeyArray,
+) -> EvaluationSet:
+    """Draw `sequences` sequences of `context` states from a chain set (ID) or the prior (OOD)."""
+    states, transition = source.draw(key, sequences, context)
+    return EvaluationSet(
+        states=states,
+        target=jnp.take_along_axis(jnp.asarray(transition), states[..., None], axis=1),
+        references=jnp.stack([predictor(states) for predictor in predictors.values()]),
+        names=tuple(predictors),
+    )
+
+
+def position_bins(context: int) -> list[tuple[int, int]]:
+    """Half-open bins [0, 1), [1, 2), [2, 4), [4, 8), ... over the positions of a context."""
+    edges = [0, *(2**power for power in range(context.bit_length()) if 2**power < context), context]
+    return list(zip(edges, edges[1:], strict=False))
+
+
+def kl_divergence(
+    log_p: Float[Array, "*axes state"], log_q: Float[Array, "*axes state"]
+) -> Float[Array, "*axes"]:
+    """KL(p || q) = sum_b p_b (log p_b - log q_b) in nats, with 0 log 0 = 0."""
+    zero = log_p == -jnp.inf
+    ratio = jnp.where(zero, 0, log_p) - jnp.where(zero, 0, log_q)
+    return jnp.sum(jnp.where(zero, 0, jnp.exp(log_p) * ratio), axis=-1)
+
+
+@jax.jit
+def measure(log_probs: Float[Array, "batch position state"], on: EvaluationSet) -> Measurement:
+    """Distances, label and margin of a model that predicts `log_probs` on an evaluation set."""
+    context, states = log_probs.shape[1:]
+    late = context // 2
+    kl = kl_divergence(on.references, log_probs)
+    defined = ~jnp.isnan(on.references).any(axis=-1)
+
+    def mean(values: Array, axis: int | tuple[int, ...], where: Array) -> Array:
+        return jnp.sum(jnp.where(where, values, 0), axis) / jnp.sum(where, axis)
+
+    per_sequence = mean(kl[:, :, late:], 2, defined[:, :, late:])
+    distance = mean(kl[:, :, late:], (1, 2), defined[:, :, late:])
+
+    order = jnp.argsort(jnp.where(jnp.isnan(distance), jnp.inf, distance))
+    first, second = order[0], order[1]
+    difference = per_sequence[second] - per_sequence[first]
+    draws = jax.random.randint(
+        jax.random.key(0), (BOOTSTRAP_RESAMPLES, difference.size), 0, difference.size
+    )
+    margin_error = jnp.std(jnp.nanmean(difference[draws], axis=1))
+    margin = distance[second] - distance[first]
+    nearest, runner_up = on.references[first, :, late:], on.references[second, :, late:]
+    both = (defined[first] & defined[second])[:, late:]
+    separation = jnp.minimum(
+        mean(kl_divergence(nearest, runner_up), (0, 1), both),
+        mean(kl_divergence(runner_up, nearest), (0, 1), both),
+    )
+    uniform = jnp.full_like(log_probs[:, late:], -np.log(states))
+    to_uniform = mean(kl_divergence(nearest, uniform), (0, 1), defined[first, :, late:])
+
+    return Measurement(
+        loss=jnp.float32(jnp.nan) if on.target is None else cross_entropy(on.target, log_probs),
+        distance=distance,
+        distance_binned=jnp.stack(
+            [
+                mean(kl[:, :, start:end], (1, 2), defined[:, :, start:end])
+                for start, end in position_bins(context)
+            ],
+            axis=-1,
+        ),
+        undefined=1 - jnp.mean(defined[:, :, late:], axis=(1, 2)),
+        nearest=jnp.where(distance[first] < to_uniform, first, -1),
+        margin=margin,
+        margin_error=margin_error,
+        separation=separation,
+        clear=jnp.minimum(margin, separation) > CLEAR_ERRORS * margin_error,
+    )
+
+
+def cross_entropy(
+    target: Float[Array, "*axes state"], log_probs: Float[Array, "*axes state"]
+) -> Float[Array, ""]:
+    """Mean of -sum_b target_b log q_b, in nats; a state of target 0 adds nothing."""
+    terms = jnp.where(target > 0, target * jnp.where(target > 0, log_probs, 0), 0)
+    return -jnp.mean(jnp.sum(terms, axis=-1))
+
+
+@jax.jit
+def compose(
+    log_probs: Float[Array, "batch position state"], on: EvaluationSet
+) -> tuple[Float[Array, " predictor"], Float[Array, ""]]:
+    """Composition: convex weights w that minimise KL(model || sum_A w_A p_A), and what remains.
+
+    Expectation-maximisation over late positions, w_A <- mean_x sum_b q(b|x) w_A p_A(b|x) / mix,
+    from equal weights until no weight moves by more than 1e-6.  Positions at which a reference is
+    undefined are left out.
+    """
+    late = log_probs.shape[1] // 2
+    model = jnp.exp(log_probs[:, late:])
+    references = jnp.exp(on.references[:, :, late:])
+    defined = ~jnp.isnan(references).any(axis=(0, 3))[..., None]
+    references = jnp.where(defined, references, 0)
+    model = jnp.where(defined, model, 0)
+    positions = jnp.maximum(jnp.sum(defined), 1)
+
+    def mix(weights: Array) -> Array:
+        return jnp.tensordot(weights, references, 1)
+
+    def update(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        weights, _, iteration = carry
+        mixture = mix(weights)
+        ratio = jnp.where(mixture > 0, model / jnp.where(mixture > 0, mixture, 1), 0)
+        new = weights * jnp.tensordot(references, ratio, 3) / positions
+        new = new / jnp.sum(new)
+        return new, jnp.max(jnp.abs(new - weights)), iteration + 1
+
+    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+        return (carry[1] > COMPOSITION_TOLERANCE) & (carry[2] < COMPOSITION_ITERATIONS)
+
+    count = references.shape[0]
+    start = (jnp.full(count, 1 / count), jnp.float32(jnp.inf), jnp.int32(0))
+    weights = jax.lax.while_loop(unfinished, update, start)[0]
+    remaining = jnp.where(
+        defined[..., 0], kl_divergence(log_probs[:, late:], jnp.log(mix(weights))), 0
+    )
+    return weights, jnp.sum(remaining) / positions
+
+
+@dataclass(frozen=True)
+class Score:
+    """Any model against the four references (see `score`)."""
+
+    measurement: Measurement
+    composition: dict[str, float]
+    residual: float
+
+    @property
+    def phase(self) -> str:
+        """The phase, `none` where the model is no nearer to any reference than uniform is."""
+        return phase_name(int(self.measurement.nearest))
+
+    @cached_property
+    def distance(self) -> dict[str, float]:
+        """KL(reference || model) in nats, by reference."""
+        return dict(zip(self.composition, self.measurement.distance.tolist(), strict=True))
+
+
+def score(
+    model: Callable[[Any], Any] | Float[Array, "batch position state"] | np.ndarray,
+    states: Int[Array, "batch position"] | np.ndarray,
+    chains: ChainSet | None,
+    prior: ChainPrior,
+) -> Score:
+    """Score any model on contexts drawn from `chains` against the four references.
+
+    `model` is an array of log-probabilities of the next state at every position, or a function
+    from `states` to one.  `chains` may be None for a model trained on fresh chains; the memorising
+    references then do not exist.
+
+    Raises `ValueError`, naming the place, if the log-probabilities have a wrong shape, contain
+    NaN or do not sum to 1, or if no chain of the set can produce a context.
+    """
+    states = jnp.asarray(states)
+    log_probs = np.asarray(model(states) if callable(model) else model)
+    expected = (*states.shape, prior.states)
+    if log_probs.shape != expected:
+        raise ValueError(
+            f"log-probabilities: expected shape (batch, position, state) = {expected}, "
+            f"got {log_probs.shape}"
+        )
+    if np.isnan(log_probs).any():
+        where = tuple(np.argwhere(np.isnan(log_probs))[0].tolist())
+        raise ValueError(f"log-probabilities: NaN at (batch, position, state) = {where}")
+    totals = np.exp(log_probs.astype(np.float64)).sum(-1)
+    if (wrong := np.abs(totals - 1) > 1e-4).any():
+        where = tuple(np.argwhere(wrong)[0].tolist())
+        raise ValueError(
+            f"probabilities at (batch, position) = {where} sum to {totals[where]:.6g}, "
+            "expected 1 within 1e-4"
+        )
+    predictors = reference_predictors(chains, prior)
+    references = jnp.stack([predictor(states) for predictor in predictors.values()])
+    if (undefined := np.isnan(np.asarray(references)).any(axis=(0, 3))).any():
+        sequence, position = np.argwhere(undefined)[0].tolist()
+        raise ValueError(
+            f"sequence {sequence}: no chain of the set can produce its first {position + 1} states"
+        )
+    on = EvaluationSet(states, None, references, tuple(predictors))
+    weights, residual = compose(jnp.asarray(log_probs), on)
+    return Score(
+        measurement=measure(jnp.asarray(log_probs), on),
+        composition=dict(zip(predictors, weights.tolist(), strict=True)),
+        residual=float(residual),
+    )
+
+
+def phase_name(nearest: int) -> str:
+    """Phase of the nearest reference's index among `PREDICTORS`; -1 is no phase."""
+    return NO_PHASE if nearest < 0 else PHASES[nearest]
+
+
+def successive_phases(curves: xr.Dataset) -> tuple[list[str], list[int]]:
+    """The phases that a cell goes through, without repeats, and the step at which each begins.
+
+    Only clear labels count, so that a label that flickers within its error starts no phase.
+    """
+    phases: list[str] = []
+    steps: list[int] = []
+    for step, phase, clear in zip(
+        curves.step.values, curves.phase.values, curves.clear.values, strict=True
+    ):
+        if clear and phase != NO_PHASE and (not phases or phases[-1] != phase):
+            phases.append(str(phase))
+            steps.append(int(step))
+    return phases, steps
+
+
+@dataclass(frozen=True)
+class PhaseMap:
+    """Phases over data diversity K and training, with the two thresholds."""
+
+    cells: list[dict[str, Any]]
+    """For each cell: `chains`, `seed`, `phases` (successive, no repeats), `steps` (where each
+    begins) and `final_step`; sorted by K, then seed."""
+
+    @classmethod
+    def from_curves(cls, curves: Iterable[xr.Dataset]) -> PhaseMap:
+        """Build the map from the saved curves of cells."""
+        cells = []
+        for cell in curves:
+            phases, steps = successive_phases(cell)
+            cells.append(
+                {
+                    "chains": cell.attrs["chains"]
+                    if cell.attrs["chains"] == "infinite"
+                    else int(cell.attrs["chains"]),
+                    "seed": int(cell.attrs["seed"]),
+                    "phases": phases,
+                    "steps": steps,
+                    "final_step": int(cell.step.values[-1]),
+                }
+            )
+        return cls(sorted(cells, key=lambda cell: (float(_diversity(cell)), cell["seed"])))
+
+    @property
+    def thresholds(self) -> dict[str, dict[str, Any]]:
+        """Brackets [low, high] of K1* and K2*, in number of chains.
+
+        K1*: where G2 begins to be visited on the way.  K2*: where the run no longer ends in M2;
+        since a cell may still switch after the last step, it is a lower bound at that many steps.
+        A bracket's end is null where no cell of the sweep lies on that side.  Over seeds, the
+        bracket spans those of all seeds.
+        """
+        return {
+            "K1*": self._bracket(
+                lambda cell: "G2" in cell["phases"],
+                "G2 is never visited at K = low and is visited at K = high",
+            ),
+            "K2*": self._bracket(
+                lambda cell: cell["phases"][-1] != "M2",
+                "training ends in M2 at K = low and not at K = high; "
+                "longer training can only raise it",
+            ),
+        }
+
+    def _bracket(self, beyond: Callable[[dict[str, Any]], bool], note: str) -> dict[str, Any]:
+        labelled = [cell for cell in self.cells if cell["phases"]]
+        per_seed = []
+        for seed in sorted({cell["seed"] for cell in labelled}):
+            row = [(_diversity(cell), beyond(cell)) for cell in labelled if cell["seed"] == seed]
+            # Where the outcome is not monotone in K the bracket spans the whole mixed stretch.
+            first_beyond = next((i for i, (_, past) in enumerate(row) if past), len(row))
+            last_below = max((i for i, (_, past) in enumerate(row) if not past), default=-1)
+            low = row[first_beyond - 1][0] if first_beyond else None
+            high = row[last_below + 1][0] if last_below + 1 < len(row) else None
+            per_seed.append({"seed": seed, "low": low, "high": high})
+        lows = [entry["low"] for entry in per_seed]
+        highs = [entry["high"] for entry in per_seed]
+        known = per_seed and any(end is not None for end in lows + highs)
+        low = None if None in lows else min(lows, default=None)
+        high = None if None in highs else max(highs, default=None)
+        return {"bracket": [low, high] if known else None, "per_seed": per_seed, "note": note}
+
+
+def _diversity(cell: dict[str, Any]) -> float:
+    return float("inf") if cell["chains"] == "infinite" else cell["chains"]

@@ -1,0 +1,264 @@
+"""Figures for papers: SVG of a column's or a page's width, the same bytes from the same run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import NullFormatter
+
+from iclens.lab.files import write_file
+from iclens.lab.store import Run
+from iclens.phases import NO_PHASE, PHASES
+from iclens.predictors import PREDICTORS
+from iclens.report.style import (
+    LIGHT,
+    PHASE_COLOURS,
+    StepAxis,
+    blend,
+    by_diversity,
+    diversity_text,
+    steps_of,
+)
+
+COLUMN, PAGE = 3.4, 7.0
+"""Widths in inches of one column and of the text block of a two-column paper."""
+STYLE = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.size": 7,
+    "axes.titlesize": 7,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": LIGHT["ink"],
+    "axes.labelcolor": LIGHT["ink"],
+    "text.color": LIGHT["ink"],
+    "xtick.color": LIGHT["ink"],
+    "ytick.color": LIGHT["ink"],
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "lines.linewidth": 1.1,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "svg.fonttype": "path",  # outlines: no font is needed to open the file
+    "svg.hashsalt": "iclens",
+}
+REFERENCES = dict(zip(PREDICTORS, PHASES, strict=True))
+"""The phase, hence the colour, of each reference."""
+
+
+def write_figures(run: Run) -> list[Path]:
+    """Write `phase_map.svg`, `distances.svg` and `losses.svg` into the run's `figures`.
+
+    Returns the paths.  A run without any saved curve has only the phase map.
+    """
+    draw: dict[str, Callable[[Run], Figure]] = {"phase_map": phase_map}
+    if any(cell.curves is not None for cell in run.cells):
+        draw |= {"distances": distances, "losses": losses}
+    folder = Path(run.path) / "figures"
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for name, figure in draw.items():
+        with matplotlib.rc_context(STYLE):
+            content = io.BytesIO()
+            figure(run).savefig(content, format="svg", metadata={"Date": None})
+        paths.append(folder / f"{name}.svg")
+        write_file(paths[-1], content.getvalue())
+    return paths
+
+
+def phase_map(run: Run) -> Figure:
+    """The phase map, a column wide: K (one row for each seed) by training step.
+
+    Colours are the phase colours mixed by composition; hatching marks labels within their error,
+    grey a model without a phase, and lines the steps at which a new phase begins.
+    """
+    axis, cells = steps_of(run), by_diversity(run)
+    found = run.phase_map()
+    begins = {(cell["chains"], cell["seed"]): cell["steps"] for cell in found.cells}
+
+    diversities = list(dict.fromkeys(cell.chains for cell in cells))
+    rows = [index + 0.35 * diversities.index(cell.chains) for index, cell in enumerate(cells)]
+    middle = {
+        chains: np.mean([y for y, cell in zip(rows, cells, strict=True) if cell.chains == chains])
+        for chains in diversities
+    }
+    height = min(max(0.11 * (rows[-1] + 1), 0.4), 5.5)
+    figure = Figure(figsize=(COLUMN, height + 0.95), layout="constrained")
+    axes = figure.add_subplot()
+    for y, cell in zip(rows, cells, strict=True):
+        _map_row(axes, axis, y, cell.curves, begins.get((cell.chains, cell.seed), []))
+        reached = -1 if cell.curves is None else int(cell.curves.step[-1])
+        if reached < axis.steps[-1]:
+            left, right = (axis.range[0] if reached < 0 else axis.edges[reached][1]), axis.range[1]
+            outcome = cell.status if cell.curves is None else cell.curves.attrs["outcome"]
+            axes.text((left + right) / 2, y, outcome, ha="center", va="center", fontsize=5)
+
+    _step_axis(axes, axis)
+    axes.set_ylim(-0.7, rows[-1] + 0.7)
+    axes.set_yticks(list(middle.values()), [diversity_text(chains) for chains in diversities])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylabel("chains $K$")
+    for column, (name, threshold) in enumerate(found.thresholds.items()):
+        if threshold["bracket"] is not None:
+            ends = [
+                edge if end is None else middle["infinite" if end == np.inf else int(end)]
+                for end, edge in zip(threshold["bracket"], axes.get_ylim(), strict=True)
+            ]
+            _bracket(axes, 1.03 + 0.12 * column, ends, f"${name[0]}_{name[1]}^*$")
+    handles = [Patch(color=PHASE_COLOURS[p], label=f"{p} ({r})") for r, p in REFERENCES.items()]
+    unclear = Patch(facecolor="white", edgecolor=LIGHT["muted"], hatch="//////", label="unclear")
+    handles += [Patch(color=LIGHT["none"], label="no phase"), unclear]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, handlelength=1.2)
+    return figure
+
+
+def distances(run: Run) -> Figure:
+    """Distances to the references, a panel for each K (its first seed): ID solid, OOD dotted."""
+
+    def draw(axes: Axes, curves: xr.Dataset, axis: StepAxis) -> None:
+        for kind, line in {"ood": ":", "id": "-"}.items():
+            for reference, phase in REFERENCES.items():
+                values = curves.distance.sel(set=kind, predictor=reference).values
+                _curve(axes, axis, curves, values, line, color=PHASE_COLOURS[phase])
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+    return _panels(run, draw, "KL(reference ‖ model), nats", dict.fromkeys(REFERENCES, "-"))
+
+
+def losses(run: Run) -> Figure:
+    """The loss, a panel for each K (its first seed), with that of the references on ID sequences.
+
+    ID solid, OOD dotted; the references are horizontal lines.  The axis ends a little above ln C,
+    the loss of the uniform prediction; OOD, a model that memorises is worse than that.
+    """
+    uniform = np.log(run.recipe.task.states)
+
+    def draw(axes: Axes, curves: xr.Dataset, axis: StepAxis) -> None:
+        for reference, phase in REFERENCES.items():
+            level = float(curves.reference_loss.sel(set="id", predictor=reference))
+            if np.isfinite(level):
+                axes.axhline(level, color=PHASE_COLOURS[phase], linewidth=0.9, dashes=(5, 2))
+        for kind, line in {"ood": ":", "id": "-"}.items():
+            _curve(axes, axis, curves, curves.loss.sel(set=kind).values, line, color=LIGHT["ink"])
+        axes.set_ylim(top=1.08 * uniform)
+
+    return _panels(run, draw, "cross-entropy, nats", dict.fromkeys(REFERENCES, (0, (5, 2))))
+
+
+def _map_row(
+    axes: Axes, axis: StepAxis, y: float, curves: xr.Dataset | None, begins: list[int]
+) -> None:
+    if curves is None:
+        return
+    bottom = y - 0.46
+    steps = curves.step.values.tolist()
+    spans = [(axis.edges[step][0], axis.edges[step][1] - axis.edges[step][0]) for step in steps]
+    colours = blend(curves.composition.values)
+    phases = curves.phase.values.tolist()
+    finite = np.isfinite(curves.residual.values)
+    shown = [
+        "white" if not known else LIGHT["none"] if phase == NO_PHASE else colour
+        for known, phase, colour in zip(finite, phases, colours, strict=True)
+    ]
+    # An edge of its own colour closes the hairlines that viewers leave between touching cells.
+    axes.broken_barh(spans, (bottom, 0.92), facecolors=shown, edgecolors=shown, linewidth=0.3)
+    unclear = [
+        span
+        for span, phase, clear in zip(spans, phases, curves.clear.values, strict=True)
+        if phase != NO_PHASE and not clear
+    ]
+    axes.broken_barh(
+        unclear, (bottom, 0.92), facecolors="none", edgecolors="white", linewidth=0, hatch="//////"
+    )
+    at = [axis.edges[step][0] for step in begins]
+    axes.vlines(at, bottom, bottom + 0.92, color=LIGHT["ink"], linewidth=0.8)
+
+
+def _bracket(axes: Axes, x: float, ends: list[float], label: str) -> None:
+    """A bracket beside the map, from one row to another; x in units of the axes' width."""
+    beside: dict[str, Any] = {
+        "transform": axes.get_yaxis_transform(),
+        "clip_on": False,
+        "color": LIGHT["ink"],
+        "linewidth": 0.8,
+    }
+    low, high = ends
+    axes.plot([x, x + 0.015, x + 0.015, x], [low, low, high, high], **beside)
+    axes.text(
+        x + 0.03, (low + high) / 2, label, transform=beside["transform"], va="center", fontsize=7
+    )
+
+
+def _panels(
+    run: Run,
+    draw: Callable[[Axes, xr.Dataset, StepAxis], None],
+    label: str,
+    lines: dict[str, Any],
+) -> Figure:
+    """A grid, a page wide, with a panel for the first saved seed of each K."""
+    axis = steps_of(run)
+    first = {cell.chains: cell for cell in reversed(by_diversity(run)) if cell.curves is not None}
+    cells = list(reversed(first.values()))
+    columns = min(4, len(cells))
+    rows = -(-len(cells) // columns)
+    width = PAGE if columns > 2 else COLUMN
+    figure = Figure(figsize=(width, 1.45 * rows + 0.6), layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    for panel, axes in enumerate(grid):
+        if panel >= len(cells):
+            axes.set_visible(False)
+            continue
+        draw(axes, cells[panel].curves, axis)
+        axes.set_title(f"$K$ = {diversity_text(cells[panel].chains)}", pad=2)
+        _step_axis(axes, axis, label=False)
+        axes.tick_params(labelbottom=panel + columns >= len(cells))
+    figure.supxlabel("optimizer steps", fontsize=7)
+    figure.supylabel(label, fontsize=7)
+    handles = [
+        Line2D([], [], color=PHASE_COLOURS[REFERENCES[name]], linestyle=line, label=name)
+        for name, line in lines.items()
+    ]
+    handles += [
+        Line2D([], [], color=LIGHT["ink"], linestyle=line, label=kind)
+        for kind, line in {"ID": "-", "OOD": ":"}.items()
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=6 if columns > 2 else 3)
+    return figure
+
+
+def _curve(
+    axes: Axes, axis: StepAxis, curves: xr.Dataset, values: np.ndarray, line: str, **style: Any
+) -> None:
+    at = [axis.position(step) for step in curves.step.values.tolist()]
+    shown = np.where(np.isfinite(values), values, np.nan)
+    axes.plot(at, shown, line, linewidth=0.9 if line == ":" else 1.1, **style)
+
+
+def _step_axis(axes: Axes, axis: StepAxis, label: bool = True) -> None:
+    labelled, small = axis.ticks
+    if not label:
+        # Panels are narrow: powers of ten only, where there are two.
+        tens = [step for step in labelled[1:] if str(step).strip("0") == "1"]
+        labelled = [0, *(tens if len(tens) > 1 else labelled[1:])]
+    axes.set_xticks([axis.position(step) for step in labelled], [f"{step:,}" for step in labelled])
+    axes.set_xticks([axis.position(step) for step in small], minor=True)
+    axes.set_xlim(*axis.range)
+    if label:
+        axes.set_xlabel("optimizer steps")

@@ -1,0 +1,251 @@
+"""Training: compiled blocks of steps between evaluations, resumable bit for bit.
+
+The batch of step s is a function of the key and s alone, and one block of steps is compiled once,
+its bounds being traced numbers.  Where evaluations fall and where a run was interrupted therefore
+change neither the arithmetic nor the number of compilations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from iclens.transformer import Transformer
+
+BLOCK = 64
+"""Steps whose batches are drawn together (one step at a time, sampling would cost more than it)."""
+
+
+class Source(Protocol):
+    """Where training sequences come from: a `ChainSet`, or a `ChainPrior` for ever fresh chains."""
+
+    def draw(
+        self, key: PRNGKeyArray, sequences: int, length: int
+    ) -> tuple[Int[Array, "sequence length"], Float[Array, "sequence state state"]]:
+        """Sequences and the transition matrix of each."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a model is trained.  Raises `ValueError` where a value is out of its range."""
+
+    steps: int = 6000
+    """Optimizer steps."""
+    batch: int = 32
+    """Sequences in each step."""
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """Optimizer; SGD is the one of the theory."""
+    learning_rate: float = 3e-3
+    """Peak learning rate."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or a cosine down to 0 at the last step."""
+    warmup: int = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    beta1: float = 0.9
+    """Adam's and AdamW's decay of the first moment; the momentum of SGD is `momentum`."""
+    beta2: float = 0.999
+    """Adam's and AdamW's decay of the second moment."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay."""
+    momentum: float = 0.0
+    """SGD's momentum."""
+    loss: Literal["sampled", "expected"] = "sampled"
+    """Cross-entropy of the sampled next state, or under its true distribution (same mean gradient,
+    less noise)."""
+    evaluations: int = 40
+    """Evaluation points after step 0, the last at the last step (fewer where they coincide)."""
+    spacing: Literal["log", "linear"] = "log"
+    """Spacing of the evaluation points."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "evaluations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name}: expected at least 1, got {getattr(self, name)}")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(
+                f"train.learning_rate: expected a positive number, got {self.learning_rate}"
+            )
+        if not 0 <= self.warmup <= self.steps:
+            raise ValueError(
+                f"train.warmup: expected 0 to train.steps = {self.steps}, got {self.warmup}"
+            )
+        for name in ("beta1", "beta2", "momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"train.{name}: expected a number in [0, 1), got {getattr(self, name)}"
+                )
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(
+                f"train.weight_decay: expected a number of at least 0, got {self.weight_decay}"
+            )
+
+    @cached_property
+    def evaluation_steps(self) -> tuple[int, ...]:
+        """Steps of the evaluations: 0, then `evaluations` points up to `steps`."""
+        if self.spacing == "linear":
+            points = np.linspace(0, self.steps, self.evaluations + 1)[1:]
+        else:
+            points = np.geomspace(max(1, self.steps / 500), self.steps, self.evaluations)
+        return (0, *sorted({max(1, round(point)) for point in points.tolist()}))
+
+    @cached_property
+    def transform(self) -> optax.GradientTransformation:
+        """The optimizer with its schedule."""
+        decay = self.steps - self.warmup
+        rate = (
+            optax.cosine_decay_schedule(self.learning_rate, decay)
+            if self.schedule == "cosine" and decay
+            else optax.constant_schedule(self.learning_rate)
+        )
+        if self.warmup:
+            rise = optax.linear_schedule(0.0, self.learning_rate, self.warmup)
+            rate = optax.join_schedules([rise, rate], [self.warmup])
+        if self.optimizer == "adam":
+            return optax.adam(rate, self.beta1, self.beta2)
+        if self.optimizer == "adamw":
+            return optax.adamw(rate, self.beta1, self.beta2, weight_decay=self.weight_decay)
+        return optax.sgd(rate, self.momentum or None)
+
+
+class TrainingState(eqx.Module):
+    """Everything that the next step depends on, besides the recipe."""
+
+    model: Transformer
+    optimizer: optax.OptState
+    step: Int[Array, ""]
+    """Steps done."""
+    diverged: Int[Array, ""]
+    """The first step whose loss was not finite; -1 while there is none."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A training run at one evaluation point."""
+
+    step: int
+    state: TrainingState
+    train_loss: float
+    """Mean training loss, in nats, over the steps since the previous evaluation; NaN at step 0."""
+    evaluations: dict[str, Any]
+    """What each evaluation returned, by its name."""
+
+    @property
+    def diverged(self) -> int | None:
+        """The step at which the loss ceased to be finite, if it did."""
+        step = int(self.state.diverged)
+        return None if step < 0 else step
+
+
+def initial_state(model: Transformer, config: TrainingConfig) -> TrainingState:
+    """The state before the first step."""
+    parameters = eqx.filter(model, eqx.is_inexact_array)
+    return TrainingState(model, config.transform.init(parameters), jnp.int32(0), jnp.int32(-1))
+
+
+def train(
+    state: TrainingState,
+    source: Source,
+    config: TrainingConfig,
+    *,
+    key: PRNGKeyArray,
+    evaluate: Mapping[str, Callable[[Transformer], Any]] | None = None,
+    on_steps: Callable[[int], None] | None = None,
+) -> Iterator[Snapshot]:
+    """Train from `state`, yielding a snapshot at each evaluation point that is not yet past.
+
+    A fresh state (see `initial_state`) yields step 0 first; a state taken from a snapshot goes on
+    after it, to the same bits as without the interruption.  A run that diverges yields one last
+    snapshot, which says so.
+
+    `key` seeds the batches, `evaluate` maps names to functions of the model, and `on_steps` is
+    called with the number of steps done after each block of at most 64 steps.
+    """
+    evaluate = evaluate or {}
+    source = jax.tree.map(jnp.asarray, source)
+    done = int(state.step)
+    for stop in config.evaluation_steps:
+        if stop < done or (stop == done and done > 0) or int(state.diverged) >= 0:
+            continue
+        total = jnp.float32(0)
+        segment = stop - done
+        while done < stop:
+            state, total = _run_block(state, total, source, key, jnp.int32(stop), config)
+            total.block_until_ready()  # a signal is heard between blocks
+            done = min(stop, (done // BLOCK + 1) * BLOCK)
+            if on_steps is not None:
+                on_steps(done)
+        yield Snapshot(
+            step=stop,
+            state=state,
+            train_loss=float(total) / segment if segment else float("nan"),
+            evaluations={name: function(state.model) for name, function in evaluate.items()},
+        )
+
+
+@eqx.filter_jit
+def _run_block(
+    state: TrainingState,
+    total: Float[Array, ""],
+    source: Source,
+    key: PRNGKeyArray,
+    stop: Int[Array, ""],
+    config: TrainingConfig,
+) -> tuple[TrainingState, Float[Array, ""]]:
+    """Steps up to `stop`, or to the end of the current block; adds their losses to `total`."""
+    block = state.step // BLOCK
+    states, transition = source.draw(
+        jax.random.fold_in(key, block), BLOCK * config.batch, state.model.context + 1
+    )
+    states = states.reshape(BLOCK, config.batch, -1)
+    transition = transition.reshape(BLOCK, config.batch, *transition.shape[1:])
+
+    def step(number: Int[Array, ""], carry: tuple[TrainingState, Array]) -> Any:
+        state, total = carry
+        index = number % BLOCK
+        value, gradient = eqx.filter_value_and_grad(next_state_loss)(
+            state.model, states[index], transition[index], config.loss
+        )
+        updates, optimizer = config.transform.update(
+            gradient, state.optimizer, eqx.filter(state.model, eqx.is_inexact_array)
+        )
+        lost = (state.diverged < 0) & ~jnp.isfinite(value)
+        state = TrainingState(
+            model=eqx.apply_updates(state.model, updates),
+            optimizer=optimizer,
+            step=number + 1,
+            diverged=jnp.where(lost, number, state.diverged),
+        )
+        return state, total + value
+
+    return jax.lax.fori_loop(
+        state.step, jnp.minimum(stop, (block + 1) * BLOCK), step, (state, total)
+    )
+
+
+def next_state_loss(
+    model: Transformer,
+    states: Int[Array, "batch length"],
+    transition: Float[Array, "batch state state"],
+    loss: Literal["sampled", "expected"],
+) -> Float[Array, ""]:
+    """Mean cross-entropy, in nats, of the next state over all positions of a batch.
+
+    `states` has one state more than the context, so that every position has a target; "expected"
+    takes the true row `transition[x_n]` as the target instead of the sampled state.
+    """
+    log_probs = jax.nn.log_softmax(model(states[:, :-1]))
+    if loss == "sampled":
+        target = jax.nn.one_hot(states[:, 1:], log_probs.shape[-1], dtype=log_probs.dtype)
+    else:
+        target = jnp.take_along_axis(transition, states[:, :-1, None], axis=1)
+    return -jnp.mean(jnp.sum(target * log_probs, axis=-1))

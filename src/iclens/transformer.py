@@ -1,0 +1,369 @@
+"""The transformer, whole, from states to next-state logits, with every edge open to intervention.
+
+Axes, in this order wherever they occur:
+
+    batch      sequences
+    head       attention heads
+    position   index n in the context; the output at n predicts state n + 1 (the query axis)
+    key        position that is attended to
+    state      the C symbols
+    width      the residual stream, D
+    lag        position - key, from 0 to N - 1
+
+A transformer is read as a graph.  *Senders* write to the residual stream, *receivers* read from it,
+and an *edge* is a pair of them in causal order.  A receiver r reads
+
+    sum over senders s before r of  mask[s->r] * value[s] + (1 - mask[s->r]) * baseline[s]
+
+and everything downstream is recomputed exactly.  Without edges the sum is the residual stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+EMBEDDING_SCALE = 0.5
+ROTARY_BASE = 10_000.0
+NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Shape of a transformer.  Raises `ValueError` where the shape is impossible."""
+
+    width: int = 32
+    """Width D of the residual stream."""
+    layers: int = 2
+    """Layers, each one attention block and one MLP block."""
+    heads: int = 1
+    """Attention heads H in each layer; D must be a multiple of H."""
+    hidden: int | None = None
+    """Hidden width F of the MLPs; 4 D where it is not given."""
+    attention_only: bool = False
+    """Drop the MLPs."""
+    norm: Literal["rms", "layer", "none"] = "rms"
+    """Normalisation, without parameters, before each block and before the read-out."""
+    positions: Literal["relative", "absolute", "rotary", "none"] = "relative"
+    """Position kind: a learned bias per lag and head, a learned vector per position, rotary, none."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "layers", "heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name}: expected at least 1, got {getattr(self, name)}")
+        if self.hidden is not None and self.hidden < 1:
+            raise ValueError(f"model.hidden: expected at least 1, got {self.hidden}")
+        if self.width % self.heads:
+            raise ValueError(
+                f"model.heads: expected a divisor of model.width = {self.width}, got {self.heads}"
+            )
+        if self.positions == "rotary" and self.head_width % 2:
+            raise ValueError(
+                "model.positions: rotary needs an even head width, got "
+                f"model.width / model.heads = {self.head_width}"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def mlp_width(self) -> int:
+        return 4 * self.width if self.hidden is None else self.hidden
+
+    @cached_property
+    def senders(self) -> tuple[str, ...]:
+        """Names of the senders in causal order: `embed`, `pos`, `att1.0`, `mlp1`, `att2.0`, ..."""
+        names = ["embed"] + ["pos"] * (self.positions == "absolute")
+        for layer in range(1, self.layers + 1):
+            names += [f"att{layer}.{head}" for head in range(self.heads)]
+            names += [f"mlp{layer}"] * (not self.attention_only)
+        return tuple(names)
+
+    @cached_property
+    def edges(self) -> tuple[str, ...]:
+        """Names of the edges, `sender->receiver`, in the order of `Edges.mask`.
+
+        Receivers are `att1.0.q`, `att1.0.k`, `att1.0.v`, `mlp1`, ..., `out`.  With relative
+        positions each head also has an edge from its lag bias, `lag->att1.0`.
+        """
+        names: list[str] = []
+        before = list(self.senders[: self.senders.index("att1.0")])
+        for layer in range(1, self.layers + 1):
+            heads = [f"att{layer}.{head}" for head in range(self.heads)]
+            for head in heads:
+                names += [f"{sender}->{head}.{port}" for port in "qkv" for sender in before]
+                names += [f"lag->{head}"] * (self.positions == "relative")
+            before += heads
+            if not self.attention_only:
+                names += [f"{sender}->mlp{layer}" for sender in before]
+                before.append(f"mlp{layer}")
+        return tuple(names + [f"{sender}->out" for sender in before])
+
+
+class Attention(eqx.Module):
+    """Causal attention without biases in its projections."""
+
+    query: Float[Array, "head width head_width"]
+    key: Float[Array, "head width head_width"]
+    value: Float[Array, "head width head_width"]
+    output: Float[Array, "head head_width width"]
+    lag_bias: Float[Array, "head lag"] | None
+
+
+class MLP(eqx.Module):
+    """One hidden layer with ReLU."""
+
+    weight_in: Float[Array, "width hidden"]
+    bias_in: Float[Array, " hidden"]
+    weight_out: Float[Array, "hidden width"]
+    bias_out: Float[Array, " width"]
+
+
+class Senders(eqx.Module):
+    """What every sender writes, in the order of `TransformerConfig.senders`, and the lag biases.
+
+    Values have shape (batch, position, width), or any shape that broadcasts to it.  `lag` has
+    shape (layer, head, lag) with relative positions and is empty otherwise.
+    """
+
+    values: tuple[Float[Array, "..."], ...]
+    lag: Float[Array, "..."]
+
+
+class Edges(eqx.Module):
+    """An intervention: the share of each edge's own value, and what the rest carries instead.
+
+    `mask` is in the order of `TransformerConfig.edges`, usually in [0, 1].  `baseline` must be
+    finite: 0 * inf is not 0.
+    """
+
+    mask: Float[Array, " edge"]
+    baseline: Senders
+
+
+class Activations(eqx.Module):
+    """All that a forward pass computes."""
+
+    logits: Float[Array, "batch position state"]
+    senders: Senders
+    attention: tuple[Float[Array, "batch head position key"], ...]
+
+
+class Transformer(eqx.Module):
+    """A pre-norm transformer over C states and contexts of up to N states.
+
+    Weights are drawn from a normal law with standard deviation 1 / sqrt(fan-in), embeddings with
+    standard deviation 0.5; biases and lag biases start at 0.
+    """
+
+    embedding: Float[Array, "state width"]
+    position: Float[Array, "position width"] | None
+    attentions: tuple[Attention, ...]
+    mlps: tuple[MLP, ...]
+    unembedding: Float[Array, "width state"]
+    config: TransformerConfig = eqx.field(static=True)
+    context: int = eqx.field(static=True)
+
+    def __init__(
+        self, config: TransformerConfig, states: int, context: int, *, key: PRNGKeyArray
+    ) -> None:
+        if states < 2 or context < 1:
+            raise ValueError(
+                "a transformer needs at least 2 states and a context of at least 1, "
+                f"got {states} states and a context of {context}"
+            )
+        self.config, self.context = config, context
+        width, heads, head_width = config.width, config.heads, config.head_width
+        keys = iter(jax.random.split(key, 3 + 6 * config.layers))
+
+        def normal(*shape: int, scale: float) -> Array:
+            return scale * jax.random.normal(next(keys), shape)
+
+        def attention() -> Attention:
+            into = (heads, width, head_width)
+            return Attention(
+                query=normal(*into, scale=width**-0.5),
+                key=normal(*into, scale=width**-0.5),
+                value=normal(*into, scale=width**-0.5),
+                output=normal(heads, head_width, width, scale=width**-0.5),
+                lag_bias=jnp.zeros((heads, context)) if config.positions == "relative" else None,
+            )
+
+        def mlp() -> MLP:
+            hidden = config.mlp_width
+            return MLP(
+                weight_in=normal(width, hidden, scale=width**-0.5),
+                bias_in=jnp.zeros(hidden),
+                weight_out=normal(hidden, width, scale=hidden**-0.5),
+                bias_out=jnp.zeros(width),
+            )
+
+        self.embedding = normal(states, width, scale=EMBEDDING_SCALE)
+        self.position = (
+            normal(context, width, scale=EMBEDDING_SCALE)
+            if config.positions == "absolute"
+            else None
+        )
+        self.attentions = tuple(attention() for _ in range(config.layers))
+        self.mlps = () if config.attention_only else tuple(mlp() for _ in range(config.layers))
+        self.unembedding = normal(width, states, scale=width**-0.5)
+
+    def __call__(
+        self, states: Int[Array, "batch position"], edges: Edges | None = None
+    ) -> Float[Array, "batch position state"]:
+        """Logits of the next state at every position; see `forward`."""
+        return forward(self, states, edges).logits
+
+
+def forward(
+    model: Transformer,
+    states: Int[Array, "batch position"],
+    edges: Edges | None = None,
+    known: Sequence[Float[Array, "..."]] = (),
+) -> Activations:
+    """Run the model, every receiver reading what its edges carry.
+
+    `known` gives the values of the first senders, in order (whole layers of heads at a time):
+    those are taken as they are and not computed, so that an intervention on a late receiver pays
+    for what comes after it only.  Attention patterns are returned for computed layers.
+
+    Raises `ValueError` if the states are more than the context, or an intervention does not fit
+    the graph.
+    """
+    config = model.config
+    length = states.shape[1]
+    if length > model.context:
+        raise ValueError(f"expected at most {model.context} states in the context, got {length}")
+    lag_bias = (
+        jnp.stack([attention.lag_bias for attention in model.attentions])
+        if config.positions == "relative"
+        else jnp.zeros((config.layers, config.heads, 0))
+    )
+    if edges is not None:
+        _check_edges(config, edges)
+        index = {name: i for i, name in enumerate(config.edges)}
+
+    values: list[Float[Array, "..."]] = list(known)
+    patterns: list[Float[Array, "batch head position key"]] = []
+
+    def read(receiver: str, senders: int) -> Float[Array, "batch position width"]:
+        """Normalised input of a receiver that comes after the first `senders` senders."""
+        total = None
+        for name, value, instead in zip(
+            config.senders[:senders],
+            values,
+            values if edges is None else edges.baseline.values,
+            strict=False,
+        ):
+            if edges is not None:
+                share = edges.mask[index[f"{name}->{receiver}"]]
+                value = share * value + (1 - share) * instead
+            total = value if total is None else total + value
+        assert total is not None
+        return normalise(jnp.broadcast_to(total, (*states.shape, config.width)), config.norm)
+
+    def write(*new: Float[Array, "..."]) -> None:
+        values.extend(new)
+
+    if not values:
+        write(model.embedding[states])
+    if model.position is not None and len(values) < 2:
+        write(model.position[:length])
+
+    for layer, attention in enumerate(model.attentions, start=1):
+        before = config.senders.index(f"att{layer}.0")
+        if len(values) == before:
+            outputs, pattern = [], []
+            for head in range(config.heads):
+                name = f"att{layer}.{head}"
+                bias = lag_bias[layer - 1, head]
+                if edges is not None and config.positions == "relative":
+                    share = edges.mask[index[f"lag->{name}"]]
+                    bias = share * bias + (1 - share) * edges.baseline.lag[layer - 1, head]
+                queries = dense(read(f"{name}.q", before), attention.query[head])
+                keys = dense(read(f"{name}.k", before), attention.key[head])
+                if config.positions == "rotary":
+                    queries, keys = rotate(queries), rotate(keys)
+                weights = attend(queries, keys, bias)
+                mixed = weights @ dense(read(f"{name}.v", before), attention.value[head])
+                outputs.append(dense(mixed, attention.output[head]))
+                pattern.append(weights)
+            write(*outputs)
+            patterns.append(jnp.stack(pattern, axis=1))
+        if model.mlps and len(values) == before + config.heads:
+            mlp = model.mlps[layer - 1]
+            hidden = dense(read(f"mlp{layer}", before + config.heads), mlp.weight_in)
+            write(dense(jax.nn.relu(hidden + mlp.bias_in), mlp.weight_out) + mlp.bias_out)
+
+    logits = dense(read("out", len(config.senders)), model.unembedding)
+    return Activations(logits, Senders(tuple(values), lag_bias), tuple(patterns))
+
+
+def dense(
+    inputs: Float[Array, "batch position into"], weight: Float[Array, "into out"]
+) -> Float[Array, "batch position out"]:
+    """inputs @ weight."""
+    rows = inputs.reshape(-1, inputs.shape[-1]) @ weight
+    return rows.reshape(*inputs.shape[:-1], weight.shape[-1])
+
+
+def normalise(
+    stream: Float[Array, "batch position width"], norm: str
+) -> Float[Array, "batch position width"]:
+    """Root-mean-square or layer normalisation over the width, without parameters."""
+    if norm == "none":
+        return stream
+    if norm == "layer":
+        stream = stream - jnp.mean(stream, axis=-1, keepdims=True)
+    return stream * jax.lax.rsqrt(jnp.mean(stream**2, axis=-1, keepdims=True) + NORM_EPSILON)
+
+
+def attend(
+    queries: Float[Array, "batch position head_width"],
+    keys: Float[Array, "batch key head_width"],
+    lag_bias: Float[Array, " lag"],
+) -> Float[Array, "batch position key"]:
+    """Causal attention weights of one head: softmax over key <= position of q.k / sqrt(d) + bias.
+
+    `lag_bias` has an entry per lag, or none at all where positions are not relative.
+    """
+    length, head_width = queries.shape[1:]
+    logits = (queries * head_width**-0.5) @ keys.mT
+    lag = jnp.arange(length)[:, None] - jnp.arange(length)
+    if lag_bias.size:
+        logits = logits + lag_bias[jnp.maximum(lag, 0)]
+    return jax.nn.softmax(jnp.where(lag >= 0, logits, -jnp.inf), axis=-1)
+
+
+def rotate(
+    vectors: Float[Array, "batch position head_width"],
+) -> Float[Array, "batch position head_width"]:
+    """Rotary positions: pair (2i, 2i + 1) at position n turns by n / 10000^(2i / d) radians."""
+    length, head_width = vectors.shape[1:]
+    rates = ROTARY_BASE ** (-jnp.arange(0, head_width, 2, dtype=vectors.dtype) / head_width)
+    angles = jnp.arange(length)[:, None] * rates
+    cosine, sine = jnp.cos(angles), jnp.sin(angles)
+    even, odd = vectors[..., 0::2], vectors[..., 1::2]
+    turned = jnp.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
+    return turned.reshape(vectors.shape)
+
+
+def _check_edges(config: TransformerConfig, edges: Edges) -> None:
+    if edges.mask.shape != (len(config.edges),):
+        raise ValueError(
+            f"mask: expected one entry for each of {len(config.edges)} edges, "
+            f"got shape {edges.mask.shape}"
+        )
+    if len(edges.baseline.values) != len(config.senders):
+        raise ValueError(
+            f"baseline: expected a value for each of {len(config.senders)} senders "
+            f"({', '.join(config.senders)}), got {len(edges.baseline.values)}"
+        )

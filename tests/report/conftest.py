@@ -1,0 +1,163 @@
+"""A saved run with made-up but plausible curves, for tests that need a page and no training.
+
+Every model is a mixture of the uniform prediction and the four references whose weights move along
+training as K demands; distances and losses follow from the mixture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iclens.lab.cell import RESULTS, Cell, curves_dataset
+from iclens.lab.files import checksum, write_arrays
+from iclens.lab.recipe import Diversity, Recipe, SweepConfig, TaskConfig
+from iclens.phases import position_bins
+from iclens.predictors import PREDICTORS
+from iclens.training import TrainingConfig
+
+UNIFORM_TO = np.array([0.16, 0.30, 0.34, 0.36])
+"""KL(reference || uniform) in nats."""
+BETWEEN = {
+    "id": [[0, 0.1, 0.2, 0.24], [0.11, 0, 0.17, 0.11], [0.2, 0.16, 0, 0.06], [0.24, 0.12, 0.06, 0]],
+    "ood": [[0, 0.12, 0.9, 1.2], [0.12, 0, 1.0, 1.1], [0.8, 0.9, 0, 0.3], [1.1, 1.0, 0.3, 0]],
+}
+"""KL(reference || a model that is another reference) in nats, by reference, then model."""
+
+
+def mixture(chains: Diversity, steps: np.ndarray) -> np.ndarray:
+    """Weights (step, uniform and the four references) of a model trained on `chains` chains."""
+    if chains == "infinite" or chains > 100:
+        arrivals = {"1-Gen": 40, "2-Gen": 350}
+    elif chains > 40:
+        arrivals = {"1-Gen": 50, "2-Gen": 350, "2-Mem": 30_000}
+    elif chains > 10:
+        arrivals = {"1-Mem": 60, "2-Gen": 330, "2-Mem": 100 * chains}
+    else:
+        arrivals = {"1-Mem": 50, "2-Mem": 260 + 30 * chains}
+    weights = np.zeros((len(steps), 5))
+    weights[:, 0] = 1
+    for name, arrival in arrivals.items():
+        arrived = 1 / (1 + (arrival / np.maximum(steps, 1e-9)) ** 4)
+        weights *= 1 - arrived[:, None]
+        weights[:, 1 + PREDICTORS.index(name)] += arrived
+    return weights
+
+
+def measurements(chains: Diversity, seed: int, steps: Sequence[int]) -> dict[str, np.ndarray]:
+    """What `iclens.lab.cell.evaluate` measures, made up, stacked over steps."""
+    count = len(steps)
+    rng = np.random.default_rng([seed, 0 if chains == "infinite" else chains])
+    weights = mixture(chains, np.array(steps) * (1 + 0.25 * seed))
+    noise = 1 + 0.03 * rng.standard_normal((count, 2, 4))
+    distance = np.empty((count, 2, 4))
+    for index, between in enumerate(BETWEEN.values()):
+        to_each = np.concatenate([UNIFORM_TO[None], np.array(between).T + 0.003])
+        distance[:, index] = weights @ to_each
+    distance *= noise
+    losses = np.array([[1.386, 1.27, 1.19, 1.17, 1.12], [1.386, 1.27, 1.19, 1.9, 2.2]])
+    if chains == "infinite":
+        distance[..., 2:] = np.inf
+        losses[0] = losses[1]
+    order = np.sort(distance, axis=-1)
+    nearest = np.where(weights[:, :1] > 0.5, -1, distance.argmin(-1))
+    margin = order[..., 1] - order[..., 0]
+    measured = {
+        "loss": (weights @ losses.T) * (1 + 0.002 * rng.standard_normal((count, 2))),
+        "train_loss": np.concatenate([[np.nan], (weights @ losses[0])[1:]]),
+        "distance": distance,
+        "distance_binned": np.repeat(distance[..., None], len(position_bins(48)), axis=-1),
+        "undefined": np.zeros((count, 2, 4)),
+        "composition": (weights[:, :1] + weights[:, 1:]) / (1 + 3 * weights[:, :1]),
+        "residual": 0.02 * weights[:, 0] + 0.002,
+        "nearest": nearest[:, 0],
+        "nearest_ood": nearest[:, 1],
+        "margin": margin[:, 0],
+        "margin_error": np.full(count, 0.004),
+        "separation": np.full(count, 0.09),
+        "clear": margin[:, 0] > 0.01,
+        "reference_loss": np.repeat(losses[None, :, 1:], count, axis=0),
+    }
+    if chains == "infinite":
+        for name in ("distance", "distance_binned", "undefined", "composition", "reference_loss"):
+            axis = 2 if name == "distance_binned" else -1
+            measured[name] = np.take(measured[name], [0, 1], axis=axis)
+        measured["composition"] /= measured["composition"].sum(-1, keepdims=True)
+    return {
+        name: array.astype(np.float32) if array.dtype.kind == "f" else array
+        for name, array in measured.items()
+    }
+
+
+def write_run(
+    path: Path,
+    chains: Sequence[Diversity] = (2, 4, 8, 16, 32, 64, 128, 512),
+    seeds: Sequence[int] = (0, 1),
+    statuses: dict[tuple[Diversity, int], str] | None = None,
+) -> Path:
+    """Save a run whose cells are done, but for those in `statuses`.
+
+    The others are `missing`, `unfinished` (half its evaluations), `failed` (before the first),
+    `diverged` (at two thirds of training) or `damaged`.
+    """
+    recipe = Recipe(
+        task=TaskConfig(states=4, context=48),
+        train=TrainingConfig(steps=6000),
+        sweep=SweepConfig(chains=tuple(chains), seeds=tuple(seeds)),
+    )
+    path.mkdir(parents=True)
+    (path / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
+    provenance = {"iclens": "0.1.0", "versions": {"jax": "0.10.2"}, "device": "cpu", "code": None}
+    (path / "provenance.json").write_text(json.dumps(provenance), encoding="utf-8")
+    for count in chains:
+        for seed in seeds:
+            status = (statuses or {}).get((count, seed), "done")
+            name = f"chains={count},seed={seed}"
+            write_cell(Cell(path / "cells" / name, recipe, count, seed), status)
+    return path
+
+
+def write_cell(cell: Cell, status: str) -> None:
+    """Save one cell with the status that `write_run` explains."""
+    if status == "missing":
+        return
+    cell.path.mkdir(parents=True)
+    if status == "failed":
+        (cell.path / "error.txt").write_text("MemoryError: 12 GiB <asked> for\n", "utf-8")
+        return
+    steps = list(cell.recipe.train.evaluation_steps)
+    steps = steps[: {"unfinished": len(steps) // 2, "diverged": 2 * len(steps) // 3}.get(status)]
+    measured = measurements(cell.chains, cell.seed, steps)
+    names = list(PREDICTORS[: measured["composition"].shape[-1]])
+    if status == "diverged":
+        for name, array in measured.items():
+            if array.dtype.kind == "f" and name != "reference_loss":
+                array[-1] = np.nan
+        measured["nearest"][-1], measured["clear"][-1] = -1, False
+    if status == "unfinished":
+        for index, step in enumerate(steps):
+            piece = {f"curves.{name}": array[index] for name, array in measured.items()}
+            pieces = cell.path / "pieces"
+            pieces.mkdir(exist_ok=True)
+            write_arrays(pieces / f"{step}.safetensors", {**piece, "diverged": np.array(-1)})
+        return
+    outcome = f"diverged at step {steps[-1]}" if status == "diverged" else "finished"
+    curves = curves_dataset({**measured, "step": np.array(steps)}, names, cell.recipe.task.context)
+    curves = curves.assign_attrs(chains=cell.chains, seed=cell.seed, outcome=outcome)
+    curves.to_netcdf(cell.path / "curves.nc", engine="h5netcdf")
+    write_arrays(cell.path / "checkpoints.safetensors", {"step": np.array(steps)})
+    write_arrays(cell.path / "state.safetensors", {"step": np.array(steps[-1])})
+    checksums = {name: checksum(cell.path / name) for name in RESULTS}
+    if status == "damaged":
+        checksums["curves.nc"] = "0"
+    (cell.path / "done.json").write_text(json.dumps({"checksums": checksums}), "utf-8")
+
+
+@pytest.fixture(scope="session")
+def saved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a complete run of 8 values of K and 2 seeds."""
+    return write_run(tmp_path_factory.mktemp("runs") / "demo")
