@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from iclens.chains import (
     ChainPrior,
     ChainSet,
+    _cumulative,
+    _log_stationary,
     birth_death,
     cyclic,
     doubly_stochastic,
@@ -76,10 +78,8 @@ def test_stationary_law_when_the_first_state_is_transient_or_the_last_absorbing(
 
 
 def test_float32_laws_of_small_concentrations_agree_with_float64():
-    from iclens.chains import _log_stationary
-
     logs = ChainPrior(4, 0.02)._log_rows(KEY, 200)
-    assert logs.min() < -1000  # beyond the range of any float as a probability
+    assert logs.min() < -200  # far below the smallest float32
     law = np.exp(_log_stationary(logs, np))
     np.testing.assert_allclose(
         np.exp(_log_stationary(jnp.asarray(logs, "float32"), jnp)), law, atol=1e-3
@@ -185,11 +185,12 @@ def test_extreme_bits_never_draw_a_chain_of_weight_zero(monkeypatch, draw):
 @settings(deadline=None)
 @given(transition_matrices(zeros=True), st.sampled_from([0.0, 0.5, 1 - 2**-24]))
 def test_impossible_transitions_are_never_drawn_not_even_by_extreme_numbers(transition, number):
-    from iclens.chains import _cumulative
-
-    cumulative = np.asarray(_cumulative(jnp.asarray(transition)))
+    rows = np.zeros((4, 5, 6))  # one shape, compiled once
+    rows[: len(transition), : transition.shape[1], : transition.shape[2]] = transition
+    cumulative = np.asarray(_cumulative(jnp.asarray(rows)))
     drawn = np.sum(cumulative <= np.float32(number), axis=-1)
-    chosen = np.take_along_axis(transition, drawn[..., None], axis=-1)
+    drawn = drawn[: len(transition), : transition.shape[1], None]
+    chosen = np.take_along_axis(rows[: len(transition), : transition.shape[1]], drawn, axis=-1)
     assert (chosen > 0).all()
 
 
@@ -276,7 +277,7 @@ def test_fresh_chains_start_in_their_stationary_laws_and_follow_their_matrices()
     assert (abs((pairs - expected).sum(0)) < 5 * deviation).all()
 
 
-@pytest.mark.parametrize("concentration", [1e-4, 1e-2, 1e4])
+@pytest.mark.parametrize("concentration", [1e-4, 1e4])
 def test_extreme_concentrations(concentration):
     prior = ChainPrior(4, concentration)
     chains = prior.sample(KEY, 300)
@@ -293,7 +294,7 @@ def test_one_point_concentration():
     assert ChainPrior(2).one_point_concentration == pytest.approx(exact, rel=0.015)
     for states, expected in {3: 2.5, 4: 3.45, 5: 4.49, 10: 9.69}.items():
         assert ChainPrior(states).one_point_concentration == pytest.approx(expected, rel=0.025)
-    # Stationary laws of nearly equal rows vary C times less than the rows: C a1 + 1 = C (C alpha + 1).
+    # Where T_ab = 1/C + small, pi_b is the mean of column b: C times less variance than the rows.
     assert ChainPrior(4, 1000.0).one_point_concentration == pytest.approx(4000, rel=0.02)
 
 

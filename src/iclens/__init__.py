@@ -1,1 +1,51 @@
+"""iclens: which algorithm a transformer runs in its context, and which circuit carries it out."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from iclens.chains import ChainPrior as ChainPrior
+    from iclens.chains import ChainSet as ChainSet
+    from iclens.lab.recipe import Recipe as Recipe
+    from iclens.lab.recipe import load_recipe as load_recipe
+    from iclens.lab.store import Run as Run
+    from iclens.lab.store import open_run as open_run
+    from iclens.phases import PhaseMap as PhaseMap
+    from iclens.phases import Score as Score
+    from iclens.phases import score as score
+    from iclens.predictors import PREDICTORS as PREDICTORS
+    from iclens.predictors import reference_predictors as reference_predictors
+    from iclens.training import TrainingConfig as TrainingConfig
+    from iclens.training import initial_state as initial_state
+    from iclens.training import train as train
+    from iclens.transformer import Edges as Edges
+    from iclens.transformer import Transformer as Transformer
+    from iclens.transformer import TransformerConfig as TransformerConfig
+    from iclens.transformer import forward as forward
+
+# Public names by module; imported on first use, so that `iclens --help` does not wait for jax.
+_PUBLIC = {
+    "iclens.chains": ("ChainPrior", "ChainSet"),
+    "iclens.predictors": ("PREDICTORS", "reference_predictors"),
+    "iclens.transformer": ("Edges", "Transformer", "TransformerConfig", "forward"),
+    "iclens.training": ("TrainingConfig", "initial_state", "train"),
+    "iclens.phases": ("PhaseMap", "Score", "score"),
+    "iclens.lab.recipe": ("Recipe", "load_recipe"),
+    "iclens.lab.store": ("Run", "open_run"),
+}
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'iclens' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*_HOME, "__version__"]

@@ -300,7 +300,7 @@ def _stationary(transition: np.ndarray) -> np.ndarray:
     for _ in range((states - 1).bit_length()):  # paths of up to 1, 2, 4, ... steps
         reach = np.matmul(reach, reach)
     # A stationary law is unique if and only if some state is reachable from all.
-    everywhere: np.ndarray = reach.all(axis=1)
+    everywhere = np.asarray(reach.all(axis=1))
     if (several := ~everywhere.any(axis=1)).any():
         graph = reach[several.argmax()]
         recurrent = np.flatnonzero((~graph | graph.T).all(axis=1))

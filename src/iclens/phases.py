@@ -6,7 +6,7 @@ distance are the late ones, [N / 2, N), where the references have had evidence t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ import xarray as xr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from iclens.chains import ChainPrior, ChainSet
-from iclens.predictors import PREDICTORS, Predictor, reference_predictors
+from iclens.predictors import Predictor, reference_predictors
 
 PHASES = ("G1", "G2", "M1", "M2")
 """The phases, in the order of `PREDICTORS`."""

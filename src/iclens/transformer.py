@@ -134,8 +134,8 @@ class Senders(eqx.Module):
     shape (layer, head, lag) with relative positions and is empty otherwise.
     """
 
-    values: tuple[Float[Array, "..."], ...]
-    lag: Float[Array, "..."]
+    values: tuple[Float[Array, ...], ...]
+    lag: Float[Array, ...]
 
 
 class Edges(eqx.Module):
@@ -227,7 +227,7 @@ def forward(
     model: Transformer,
     states: Int[Array, "batch position"],
     edges: Edges | None = None,
-    known: Sequence[Float[Array, "..."]] = (),
+    known: Sequence[Float[Array, ...]] = (),
 ) -> Activations:
     """Run the model, every receiver reading what its edges carry.
 
@@ -243,7 +243,7 @@ def forward(
     if length > model.context:
         raise ValueError(f"expected at most {model.context} states in the context, got {length}")
     lag_bias = (
-        jnp.stack([attention.lag_bias for attention in model.attentions])
+        jnp.stack([a.lag_bias for a in model.attentions if a.lag_bias is not None])
         if config.positions == "relative"
         else jnp.zeros((config.layers, config.heads, 0))
     )
@@ -251,7 +251,7 @@ def forward(
         _check_edges(config, edges)
         index = {name: i for i, name in enumerate(config.edges)}
 
-    values: list[Float[Array, "..."]] = list(known)
+    values: list[Float[Array, ...]] = list(known)
     patterns: list[Float[Array, "batch head position key"]] = []
 
     def read(receiver: str, senders: int) -> Float[Array, "batch position width"]:
@@ -270,13 +270,10 @@ def forward(
         assert total is not None
         return normalise(jnp.broadcast_to(total, (*states.shape, config.width)), config.norm)
 
-    def write(*new: Float[Array, "..."]) -> None:
-        values.extend(new)
-
     if not values:
-        write(model.embedding[states])
+        values.append(model.embedding[states])
     if model.position is not None and len(values) < 2:
-        write(model.position[:length])
+        values.append(model.position[:length])
 
     for layer, attention in enumerate(model.attentions, start=1):
         before = config.senders.index(f"att{layer}.0")
@@ -296,12 +293,13 @@ def forward(
                 mixed = weights @ dense(read(f"{name}.v", before), attention.value[head])
                 outputs.append(dense(mixed, attention.output[head]))
                 pattern.append(weights)
-            write(*outputs)
+            values += outputs
             patterns.append(jnp.stack(pattern, axis=1))
         if model.mlps and len(values) == before + config.heads:
             mlp = model.mlps[layer - 1]
             hidden = dense(read(f"mlp{layer}", before + config.heads), mlp.weight_in)
-            write(dense(jax.nn.relu(hidden + mlp.bias_in), mlp.weight_out) + mlp.bias_out)
+            hidden = jax.nn.relu(hidden + mlp.bias_in)
+            values.append(dense(hidden, mlp.weight_out) + mlp.bias_out)
 
     logits = dense(read("out", len(config.senders)), model.unembedding)
     return Activations(logits, Senders(tuple(values), lag_bias), tuple(patterns))

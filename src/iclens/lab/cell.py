@@ -263,6 +263,7 @@ def evaluate(model: Transformer, id: EvaluationSet, ood: EvaluationSet) -> dict[
             [
                 jnp.stack([cross_entropy(on.target, reference) for reference in on.references])
                 for on in (id, ood)
+                if on.target is not None
             ]
         ),
     }

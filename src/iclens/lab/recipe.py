@@ -160,7 +160,7 @@ def _converter() -> cattrs.Converter:
         converter.register_structure_hook(kind, _strict)
     converter.register_structure_hook_func(_is_choice, _strict)
     converter.register_structure_hook_func(
-        lambda kind: get_origin(kind) is tuple,
+        lambda kind: bool(get_origin(kind) == tuple),  # noqa: E721
         lambda value, kind: _strict_list(converter, value, kind),
     )
     return converter
@@ -199,7 +199,9 @@ def _strict(value: Any, kind: Any) -> Any:
 
 def _explain(error: BaseException, kind: type | None) -> str:
     if isinstance(error, cattrs.ForbiddenExtraKeysError):
-        sections = {f.default_factory: f"{f.name}." for f in dataclasses.fields(Recipe)}
+        sections: dict[Any, str] = {
+            f.default_factory: f"{f.name}." for f in dataclasses.fields(Recipe)
+        }
         prefix = sections.get(error.cl, "")
         known = [f.name for f in dataclasses.fields(error.cl)]
         return "; ".join(

@@ -1,0 +1,276 @@
+"""The command line: parse, call, print.
+
+Heavy imports wait until a command needs them, so that help answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+if TYPE_CHECKING:
+    from iclens.lab.cell import Cell
+    from iclens.lab.store import Run
+
+PLAIN_SECONDS = 10.0
+"""Time between lines of progress where there is no terminal."""
+
+
+def run(arguments: list[str]) -> int:
+    """Train a recipe's cells, label their phases and write the report."""
+    import tyro
+
+    from iclens.lab.recipe import Recipe, load_recipe, presets
+    from iclens.lab.store import create_run
+    from iclens.lab.sweep import plan as make_plan
+    from iclens.lab.sweep import run_sweep
+
+    usage = (
+        "usage: iclens run RECIPE [--out DIR] [--plan] [--SECTION.KEY VALUE ...]\n"
+        f"RECIPE is the path of a .toml file, or one of: {', '.join(presets())}"
+    )
+    if not arguments or arguments[0].startswith("-"):
+        print(usage, file=sys.stdout if arguments[:1] in (["-h"], ["--help"]) else sys.stderr)
+        return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
+    source, *rest = arguments
+
+    def command(
+        recipe: Annotated[Recipe, tyro.conf.arg(name="")],
+        out: Path | None = None,
+        plan: bool = False,
+    ) -> tuple[Recipe, Path | None, bool]:
+        """Train a recipe's cells, label their phases and write the report.
+
+        Args:
+            recipe: Keys of the recipe to change.
+            out: Folder of the run; runs/NAME where it is not given.
+            plan: Print cells, steps, and estimated time and memory, and stop.
+        """
+        return recipe, out, plan
+
+    command.__defaults__ = (load_recipe(source), None, False)
+    recipe, out, only_plan = tyro.cli(command, args=rest, prog=f"iclens run {source}")
+    if only_plan:
+        planned = make_plan(recipe)
+        print(f"cells   {planned.cells}")
+        print(f"steps   {planned.steps}")
+        print(f"time    about {duration(planned.seconds)} on this machine")
+        print(f"memory  about {planned.peak_bytes / 2**20:.0f} MiB")
+        return 0
+    created = create_run(out or Path("runs") / Path(source).stem, recipe)
+    progress = Progress(created)
+    try:
+        failed = run_sweep(created, on_cell=progress.on_cell, on_steps=progress.on_steps)
+    except KeyboardInterrupt:
+        print(
+            f"\nstopped; nothing that was saved is lost. To go on: iclens run "
+            f"{created.path / 'recipe.toml'} --out {created.path}",
+            file=sys.stderr,
+        )
+        return 130
+    print_phases(created)
+    print(f"report  {write(created)}")
+    for cell in failed:
+        last = (cell.error or "").strip().splitlines()[-1]
+        print(f"failed: {cell.name}: {last} (all of it in {cell.path}/error.txt)", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def status(arguments: list[str]) -> int:
+    """Say what is done, unfinished, failed, damaged or missing in a run."""
+    import tyro
+
+    def command(run: tyro.conf.Positional[Path]) -> int:
+        """Say what is done, unfinished, failed, damaged or missing in a run.
+
+        Args:
+            run: Folder of the run.
+        """
+        from iclens.lab.store import open_run
+
+        opened = open_run(run)
+        for cell in opened.cells:
+            curves = cell.curves
+            step = 0 if curves is None else int(curves.step[-1])
+            outcome = "" if curves is None else curves.attrs["outcome"]
+            told = (cell.error or "").strip().splitlines()[-1:] or (
+                [outcome] if outcome.startswith("diverged") else []
+            )
+            line = f"{cell.name:28} {cell.status:10} step {step} of {cell.recipe.train.steps}"
+            print(" ".join([line, *told]))
+        if any(cell.status != "done" for cell in opened.cells):
+            print(f"to go on: iclens run {run / 'recipe.toml'} --out {run}")
+        return 0
+
+    code: int = tyro.cli(command, args=arguments, prog="iclens status")
+    return code
+
+
+def phases(arguments: list[str]) -> int:
+    """Print the phases that each cell goes through, and the thresholds."""
+    import tyro
+
+    def command(run: tyro.conf.Positional[Path], json: bool = False) -> int:
+        """Print the phases that each cell goes through, and the thresholds.
+
+        Args:
+            run: Folder of the run.
+            json: Print JSON, for programs.
+        """
+        from iclens.lab.store import open_run
+
+        opened = open_run(run)
+        if json:
+            print_json(opened)
+        else:
+            print_phases(opened)
+        return 0
+
+    code: int = tyro.cli(command, args=arguments, prog="iclens phases")
+    return code
+
+
+def report(arguments: list[str]) -> int:
+    """Write the page and the figures of a run again."""
+    import tyro
+
+    def command(run: tyro.conf.Positional[Path]) -> int:
+        """Write the page and the figures of a run again.
+
+        Args:
+            run: Folder of the run.
+        """
+        from iclens.lab.store import open_run
+
+        print(write(open_run(run)))
+        return 0
+
+    code: int = tyro.cli(command, args=arguments, prog="iclens report")
+    return code
+
+
+COMMANDS = {"run": run, "status": status, "phases": phases, "report": report}
+
+
+def main() -> None:
+    """Entry point of `iclens`; exits with 0, 1 if cells failed, 2 for errors a user can mend."""
+    sys.exit(dispatch(sys.argv[1:]))
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Run a command line and return its exit code."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: iclens COMMAND ...\n")
+        for name, command in COMMANDS.items():
+            print(f"  {name:8} {(inspect.getdoc(command) or '').splitlines()[0]}")
+        print("\niclens COMMAND --help says more.")
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from iclens import __version__
+
+        print(f"iclens {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        print(
+            f"iclens: unknown command {name!r}{hint} Expected one of {', '.join(COMMANDS)}",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        return COMMANDS[name](rest)
+    except (ValueError, OSError) as error:
+        print(f"iclens {name}: {error}", file=sys.stderr)
+        return 2
+
+
+def write(run: Run) -> Path:
+    from iclens.report import write_report
+
+    path: Path = write_report(run)
+    return path
+
+
+def print_json(run: Run) -> None:
+    phase_map = run.phase_map()
+    print(json.dumps({"cells": phase_map.cells, "thresholds": phase_map.thresholds}))
+
+
+def print_phases(run: Run) -> None:
+    phase_map = run.phase_map()
+    print(f"{'K':>8} {'seed':>4}  phases (and the step at which each begins)")
+    for cell in phase_map.cells:
+        path = " -> ".join(
+            f"{phase} ({step})" for phase, step in zip(cell["phases"], cell["steps"], strict=True)
+        )
+        print(f"{cell['chains']:>8} {cell['seed']:>4}  {path or 'none'}")
+    for name, threshold in phase_map.thresholds.items():
+        low, high = threshold["bracket"] or (None, None)
+        print(f"{name} between {low or '?'} and {high or '?'}: {threshold['note']}")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a text to read."""
+    minutes = seconds / 60
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+class Progress:
+    """Progress of a sweep: a live line in a terminal, plain lines elsewhere."""
+
+    def __init__(self, run: Run) -> None:
+        self.cells = run.cells
+        self.total = sum(cell.recipe.train.steps for cell in self.cells)
+        self.before = 0
+        self.trained = 0
+        self.first: int | None = None
+        self.start = self.shown = time.monotonic()
+
+    def on_cell(self, cell: Cell, event: str) -> None:
+        steps = cell.recipe.train.steps
+        if event == "start":
+            self.first = None
+        else:
+            self.before += steps if event != "set aside" else 0
+        told = {
+            "start": "starts",
+            "skip": "is done already",
+            "set aside": f"is damaged ({cell.damage}): set aside, computed again",
+            "done": "is done",
+            "fail": "failed",
+        }[event]
+        self.say(f"{cell.name} {told}", final=True)
+
+    def on_steps(self, cell: Cell, steps: int) -> None:
+        if self.first is None:
+            self.first, self.base = steps, self.trained
+        self.trained = self.base + steps - self.first
+        live = sys.stderr.isatty()
+        now = time.monotonic()
+        if now - self.shown < (0.2 if live else PLAIN_SECONDS):
+            return
+        self.shown = now
+        rate = max(self.trained, 1) / (now - self.start)
+        left = (self.total - self.before - steps) / rate
+        self.say(
+            f"{cell.name} step {steps} of {cell.recipe.train.steps}, "
+            f"{rate:.0f} steps/s, {duration(left)} left",
+            final=not live,
+        )
+
+    def say(self, line: str, *, final: bool) -> None:
+        clear: Any = "\r\x1b[K" if sys.stderr.isatty() else ""
+        print(f"{clear}{line}", end="\n" if final else "", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Runs on disk: a recipe, where it came from, and its cells.
+
+NAME/recipe.toml        the complete recipe, defaults filled in
+NAME/provenance.json    versions, device, random numbers, code revision, of each invocation
+NAME/cells/chains=K,seed=S/
+NAME/figures/  NAME/report.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import platform
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from iclens.lab.cell import Cell
+from iclens.lab.files import write_file
+from iclens.lab.recipe import Recipe, load_recipe
+from iclens.phases import PhaseMap
+
+LIBRARIES = ("iclens", "jax", "jaxlib", "equinox", "optax", "numpy")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder with a recipe and its results."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return load_recipe(self.path / "recipe.toml")
+
+    @property
+    def recipe_text(self) -> str:
+        """The recipe as TOML."""
+        return (self.path / "recipe.toml").read_text(encoding="utf-8")
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Versions, device, random numbers and code revision, of each invocation."""
+        path = self.path / "provenance.json"
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return found
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells of the recipe as they stand now, by K, then seed."""
+        sweep = self.recipe.sweep
+        return [
+            Cell(self.path / "cells" / f"chains={chains},seed={seed}", self.recipe, chains, seed)
+            for chains in sorted(sweep.chains, key=float_diversity)
+            for seed in sorted(sweep.seeds)
+        ]
+
+    def cell(self, chains: int | str, seed: int = 0) -> Cell:
+        """One cell.  Raises `ValueError` if the run has no such cell."""
+        for cell in self.cells:
+            if (cell.chains, cell.seed) == (chains, seed):
+                return cell
+        raise ValueError(
+            f"run {self.name!r} has no cell with chains = {chains} and seed = {seed}; "
+            f"it has chains {list(self.recipe.sweep.chains)} and seeds "
+            f"{list(self.recipe.sweep.seeds)}"
+        )
+
+    def phase_map(self) -> PhaseMap:
+        """The phase map of all cells that have curves."""
+        return PhaseMap.from_curves(cell.curves for cell in self.cells if cell.curves is not None)
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a saved run.  Raises `ValueError` if there is none at `path`."""
+    path = Path(path)
+    if not (path / "recipe.toml").exists():
+        raise ValueError(f"no run at {str(path)!r}: expected a folder with a recipe.toml")
+    run = Run(path)
+    _ = run.recipe
+    return run
+
+
+def create_run(path: str | Path, recipe: Recipe) -> Run:
+    """Start a run, or take up the one at `path`; cells of new K or seeds are added to it.
+
+    Raises `ValueError` with the differences if the run there has another recipe, or if there is
+    something else at `path`.
+    """
+    path = Path(path)
+    if (path / "recipe.toml").exists():
+        old = open_run(path).recipe
+        if different := old.difference(recipe):
+            raise ValueError(
+                f"the run at {str(path)!r} has another recipe (saved against asked): "
+                f"{'; '.join(different)}. Choose another folder with --out"
+            )
+        sweep = dataclasses.replace(
+            old.sweep,
+            chains=tuple(dict.fromkeys(old.sweep.chains + recipe.sweep.chains)),
+            seeds=tuple(dict.fromkeys(old.sweep.seeds + recipe.sweep.seeds)),
+        )
+        recipe = dataclasses.replace(old, sweep=sweep)
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{str(path)!r} exists and is not a run: choose another folder with --out")
+    path.mkdir(parents=True, exist_ok=True)
+    text = recipe.to_toml()
+    if not (path / "recipe.toml").exists() or Run(path).recipe_text != text:
+        write_file(path / "recipe.toml", text.encode())
+    return Run(path)
+
+
+@contextlib.contextmanager
+def hold(run: Run) -> Iterator[None]:
+    """Keep other processes from working on a run meanwhile.
+
+    Raises `ValueError` if another one does.
+    """
+    with open(run.path / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"another process is working on the run at {str(run.path)!r}: "
+                f"wait for it, or see `iclens status {run.path}`"
+            ) from None
+        yield
+
+
+def record_provenance(run: Run) -> None:
+    """Add this invocation to the provenance of a run."""
+    here = Path(__file__).parent
+    git = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    revision = subprocess.run(git, capture_output=True, text=True, check=False)
+    invocation = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version()}
+        | {name: metadata.version(name) for name in LIBRARIES},
+        "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
+        "machine": f"{platform.system()} {platform.machine()}",
+        "random_numbers": str(jax.config.jax_default_prng_impl),
+        "revision": revision.stdout.strip() or None,
+    }
+    invocations = [*run.provenance.get("invocations", []), invocation]
+    content = json.dumps({"invocations": invocations}, indent=1)
+    write_file(run.path / "provenance.json", content.encode())
+
+
+def float_diversity(chains: int | str) -> float:
+    """K as a number that sorts."""
+    return float("inf") if chains == "infinite" else float(chains)
