@@ -3,8 +3,6 @@
 Heavy imports wait until a command needs them, so that help answers at once.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import json
@@ -38,9 +36,10 @@ def run(arguments: list[str]) -> int:
         print(usage, file=sys.stdout if arguments[:1] in (["-h"], ["--help"]) else sys.stderr)
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
     source, *rest = arguments
+    loaded = load_recipe(source)
 
     def command(
-        recipe: Annotated[Recipe, tyro.conf.arg(name="")],
+        recipe: Annotated[Recipe, tyro.conf.arg(name="")] = loaded,
         out: Path | None = None,
         plan: bool = False,
     ) -> tuple[Recipe, Path | None, bool]:
@@ -53,7 +52,6 @@ def run(arguments: list[str]) -> int:
         """
         return recipe, out, plan
 
-    command.__defaults__ = (load_recipe(source), None, False)
     recipe, out, only_plan = tyro.cli(command, args=rest, prog=f"iclens run {source}")
     if only_plan:
         planned = make_plan(recipe)
@@ -191,19 +189,19 @@ def dispatch(arguments: list[str]) -> int:
         return 2
 
 
-def write(run: Run) -> Path:
+def write(run: "Run") -> Path:
     from iclens.report import write_report
 
     path: Path = write_report(run)
     return path
 
 
-def print_json(run: Run) -> None:
+def print_json(run: "Run") -> None:
     phase_map = run.phase_map()
     print(json.dumps({"cells": phase_map.cells, "thresholds": phase_map.thresholds}))
 
 
-def print_phases(run: Run) -> None:
+def print_phases(run: "Run") -> None:
     phase_map = run.phase_map()
     print(f"{'K':>8} {'seed':>4}  phases (and the step at which each begins)")
     for cell in phase_map.cells:
@@ -227,7 +225,7 @@ def duration(seconds: float) -> str:
 class Progress:
     """Progress of a sweep: a live line in a terminal, plain lines elsewhere."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: "Run") -> None:
         self.cells = run.cells
         self.total = sum(cell.recipe.train.steps for cell in self.cells)
         self.before = 0
@@ -235,7 +233,7 @@ class Progress:
         self.first: int | None = None
         self.start = self.shown = time.monotonic()
 
-    def on_cell(self, cell: Cell, event: str) -> None:
+    def on_cell(self, cell: "Cell", event: str) -> None:
         steps = cell.recipe.train.steps
         if event == "start":
             self.first = None
@@ -250,7 +248,7 @@ class Progress:
         }[event]
         self.say(f"{cell.name} {told}", final=True)
 
-    def on_steps(self, cell: Cell, steps: int) -> None:
+    def on_steps(self, cell: "Cell", steps: int) -> None:
         if self.first is None:
             self.first, self.base = steps, self.trained
         self.trained = self.base + steps - self.first

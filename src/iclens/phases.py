@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import equinox as eqx
@@ -24,7 +25,7 @@ from iclens.predictors import Predictor, reference_predictors
 PHASES = ("G1", "G2", "M1", "M2")
 """The phases, in the order of `PREDICTORS`."""
 NO_PHASE = "none"
-"""The label of a model that is no nearer to its nearest reference than the uniform prediction is."""
+"""The label of a model that is no nearer to its nearest reference than uniform is."""
 
 BOOTSTRAP_RESAMPLES = 200
 CLEAR_ERRORS = 2.0
@@ -90,7 +91,7 @@ def evaluation_set(
 def position_bins(context: int) -> list[tuple[int, int]]:
     """Half-open bins [0, 1), [1, 2), [2, 4), [4, 8), ... over the positions of a context."""
     edges = [0, *(2**power for power in range(context.bit_length()) if 2**power < context), context]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(pairwise(edges))
 
 
 def kl_divergence(

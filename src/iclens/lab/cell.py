@@ -240,7 +240,7 @@ def run_cell(cell: Cell, on_steps: Callable[[int], None] | None = None) -> None:
 
 @jax.jit
 def evaluate(model: Transformer, id: EvaluationSet, ood: EvaluationSet) -> dict[str, Array]:
-    """A model against the references on both sets; arrays start with the set axis where both are."""
+    """A model against the references on both sets, which are the first axis of what both have."""
     log_probs = [jax.nn.log_softmax(model(on.states)) for on in (id, ood)]
     measured = [measure(log_prob, on) for log_prob, on in zip(log_probs, (id, ood), strict=True)]
     composition, residual = compose(log_probs[0], id)

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -62,7 +62,7 @@ def arrays_to_tree(like: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
     Raises `ValueError` naming the path where an array is missing or has another shape or type.
     """
 
-    def replace(path: tuple[object, ...], leaf: object) -> object:
+    def replace(path: tuple[object, ...], leaf: Any) -> Any:
         if not eqx.is_array(leaf):
             return leaf
         name = _name(path)

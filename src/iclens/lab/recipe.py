@@ -160,7 +160,7 @@ def _converter() -> cattrs.Converter:
         converter.register_structure_hook(kind, _strict)
     converter.register_structure_hook_func(_is_choice, _strict)
     converter.register_structure_hook_func(
-        lambda kind: bool(get_origin(kind) == tuple),  # noqa: E721
+        lambda kind: getattr(kind, "__origin__", None) is tuple,
         lambda value, kind: _strict_list(converter, value, kind),
     )
     return converter

@@ -151,7 +151,7 @@ def record_provenance(run: Run) -> None:
         | {name: metadata.version(name) for name in LIBRARIES},
         "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
         "machine": f"{platform.system()} {platform.machine()}",
-        "random_numbers": str(jax.config.jax_default_prng_impl),
+        "random_numbers": str(jax.random.key_impl(jax.random.key(0))),
         "revision": revision.stdout.strip() or None,
     }
     invocations = [*run.provenance.get("invocations", []), invocation]

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from iclens.lab.cell import Cell, run_cell
@@ -90,7 +91,7 @@ def run_sweep(
                 cell = _set_aside(cell)
             on_cell(cell, "start")
             try:
-                run_cell(cell, on_steps=lambda steps, cell=cell: on_steps(cell, steps))
+                run_cell(cell, on_steps=partial(on_steps, cell))
             except Exception as error:
                 reason = "".join(traceback.format_exception(error))
                 cell.path.mkdir(parents=True, exist_ok=True)

@@ -148,7 +148,7 @@ def losses(run: Run) -> Figure:
     ID solid, OOD dotted; the references are horizontal lines.  The axis ends a little above ln C,
     the loss of the uniform prediction; OOD, a model that memorises is worse than that.
     """
-    uniform = np.log(run.recipe.task.states)
+
 
     def draw(axes: Axes, curves: xr.Dataset, axis: StepAxis) -> None:
         for reference, phase in REFERENCES.items():
@@ -157,9 +157,10 @@ def losses(run: Run) -> Figure:
                 axes.axhline(level, color=PHASE_COLOURS[phase], linewidth=0.9, dashes=(5, 2))
         for kind, line in {"ood": ":", "id": "-"}.items():
             _curve(axes, axis, curves, curves.loss.sel(set=kind).values, line, color=LIGHT["ink"])
-        axes.set_ylim(top=1.08 * uniform)
 
-    return _panels(run, draw, "cross-entropy, nats", dict.fromkeys(REFERENCES, (0, (5, 2))))
+    figure = _panels(run, draw, "cross-entropy, nats", dict.fromkeys(REFERENCES, (0, (5, 2))))
+    figure.axes[0].set_ylim(top=1.08 * np.log(run.recipe.task.states))
+    return figure
 
 
 def _map_row(
