@@ -227,18 +227,16 @@ class Progress:
 
     def __init__(self, run: "Run") -> None:
         self.cells = run.cells
-        self.total = sum(cell.recipe.train.steps for cell in self.cells)
-        self.before = 0
-        self.trained = 0
-        self.first: int | None = None
-        self.start = self.shown = time.monotonic()
+        self.left = sum(cell.recipe.train.steps for cell in self.cells)
+        self.trained = 0  # steps, and the seconds they took, without compilation
+        self.seconds = 0.0
+        self.last: tuple[int, float] | None = None
+        self.shown = time.monotonic()
 
     def on_cell(self, cell: "Cell", event: str) -> None:
-        steps = cell.recipe.train.steps
-        if event == "start":
-            self.first = None
-        else:
-            self.before += steps if event != "set aside" else 0
+        self.last = None
+        if event in ("skip", "done", "fail"):
+            self.left -= cell.recipe.train.steps
         told = {
             "start": "starts",
             "skip": "is done already",
@@ -249,19 +247,19 @@ class Progress:
         self.say(f"{cell.name} {told}", final=True)
 
     def on_steps(self, cell: "Cell", steps: int) -> None:
-        if self.first is None:
-            self.first, self.base = steps, self.trained
-        self.trained = self.base + steps - self.first
-        live = sys.stderr.isatty()
         now = time.monotonic()
-        if now - self.shown < (0.2 if live else PLAIN_SECONDS):
+        if self.last is not None:
+            self.trained += steps - self.last[0]
+            self.seconds += now - self.last[1]
+        self.last = steps, now
+        live = sys.stderr.isatty()
+        if not self.trained or now - self.shown < (0.2 if live else PLAIN_SECONDS):
             return
         self.shown = now
-        rate = max(self.trained, 1) / (now - self.start)
-        left = (self.total - self.before - steps) / rate
+        rate = self.trained / self.seconds
         self.say(
             f"{cell.name} step {steps} of {cell.recipe.train.steps}, "
-            f"{rate:.0f} steps/s, {duration(left)} left",
+            f"{rate:.0f} steps/s, {duration((self.left - steps) / rate)} left",
             final=not live,
         )
 

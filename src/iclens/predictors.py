@@ -163,7 +163,7 @@ def _generalise(context: Array, pseudo_count: Array, states: int, points: int) -
 class _Tables(eqx.Module):
     """A chain set as a predictor needs it, in groups of chains."""
 
-    log_start: Float[Array, "group chain word"]
+    log_start: Float[Array, "group chain start"]
     """Logarithm of weight times probability of the first p - 1 states."""
     log_step: Float[Array, "group word chain"]
     """Logarithm of the probability of the last state of a word of p given the others; 0 for -inf"""

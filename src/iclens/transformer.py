@@ -52,7 +52,7 @@ class TransformerConfig:
     norm: Literal["rms", "layer", "none"] = "rms"
     """Normalisation, without parameters, before each block and before the read-out."""
     positions: Literal["relative", "absolute", "rotary", "none"] = "relative"
-    """Positions: a learned bias per lag and head, a learned vector per position, rotary, or none."""
+    """Positions: a learned bias per lag and head, a learned vector per position, rotary, none."""
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads"):

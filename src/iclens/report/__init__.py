@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iclens.lab.store import Run
-else:
+else:  # so that importing this package costs nothing
     Run = Any
 
 
@@ -19,6 +19,8 @@ def write_report(run: Run) -> Path:
     """
     from iclens.report.figures import write_figures
     from iclens.report.page import write_page
+    from iclens.report.reading import Reading
 
-    write_figures(run)
-    return write_page(run)
+    reading = Reading(run)
+    write_figures(reading)
+    return write_page(reading)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,14 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
 from iclens.lab.files import write_file
-from iclens.lab.store import Run
-from iclens.phases import NO_PHASE, PHASES
-from iclens.predictors import PREDICTORS
-from iclens.report.style import (
-    LIGHT,
-    PHASE_COLOURS,
-    StepAxis,
-    blend,
-    by_diversity,
-    diversity_text,
-    steps_of,
-)
+from iclens.lab.recipe import Diversity
+from iclens.phases import NO_PHASE
+from iclens.report.reading import REFERENCES, Reading, StepAxis, diversity_text
+from iclens.report.style import LIGHT, PHASE_COLOURS, blend
 
 COLUMN, PAGE = 3.4, 7.0
 """Widths in inches of one column and of the text block of a two-column paper."""
-STYLE = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
     "font.size": 7,
     "axes.titlesize": 7,
@@ -58,66 +50,62 @@ STYLE = {
     "svg.fonttype": "path",  # outlines: no font is needed to open the file
     "svg.hashsalt": "iclens",
 }
-REFERENCES = dict(zip(PREDICTORS, PHASES, strict=True))
-"""The phase, hence the colour, of each reference."""
 
 
-def write_figures(run: Run) -> list[Path]:
+def write_figures(reading: Reading) -> list[Path]:
     """Write `phase_map.svg`, `distances.svg` and `losses.svg` into the run's `figures`.
 
     Returns the paths.  A run without any saved curve has only the phase map.
     """
-    draw: dict[str, Callable[[Run], Figure]] = {"phase_map": phase_map}
-    if any(cell.curves is not None for cell in run.cells):
+    draw: dict[str, Callable[[Reading], Figure]] = {"phase_map": phase_map}
+    if any(cell.curves is not None for cell in reading.cells):
         draw |= {"distances": distances, "losses": losses}
-    folder = Path(run.path) / "figures"
+    folder = reading.run.path / "figures"
     folder.mkdir(exist_ok=True)
     paths = []
     for name, figure in draw.items():
         with matplotlib.rc_context(STYLE):
             content = io.BytesIO()
-            figure(run).savefig(content, format="svg", metadata={"Date": None})
+            figure(reading).savefig(content, format="svg", metadata={"Date": None})
         paths.append(folder / f"{name}.svg")
         write_file(paths[-1], content.getvalue())
     return paths
 
 
-def phase_map(run: Run) -> Figure:
+def phase_map(reading: Reading) -> Figure:
     """The phase map, a column wide: K (one row for each seed) by training step.
 
     Colours are the phase colours mixed by composition; hatching marks labels within their error,
     grey a model without a phase, and lines the steps at which a new phase begins.
     """
-    axis, cells = steps_of(run), by_diversity(run)
-    found = run.phase_map()
-    begins = {(cell["chains"], cell["seed"]): cell["steps"] for cell in found.cells}
-
+    axis, cells = reading.axis, reading.cells
     diversities = list(dict.fromkeys(cell.chains for cell in cells))
     rows = [index + 0.35 * diversities.index(cell.chains) for index, cell in enumerate(cells)]
-    middle = {
-        chains: np.mean([y for y, cell in zip(rows, cells, strict=True) if cell.chains == chains])
+    centre = {
+        chains: float(np.mean([rows[i] for i, cell in enumerate(cells) if cell.chains == chains]))
         for chains in diversities
     }
     height = min(max(0.11 * (rows[-1] + 1), 0.4), 5.5)
     figure = Figure(figsize=(COLUMN, height + 0.95), layout="constrained")
     axes = figure.add_subplot()
     for y, cell in zip(rows, cells, strict=True):
-        _map_row(axes, axis, y, cell.curves, begins.get((cell.chains, cell.seed), []))
+        if cell.curves is not None:
+            _map_row(axes, axis, y, cell.curves, [step for _, step in reading.begins(cell)])
         reached = -1 if cell.curves is None else int(cell.curves.step[-1])
         if reached < axis.steps[-1]:
             left, right = (axis.range[0] if reached < 0 else axis.edges[reached][1]), axis.range[1]
-            outcome = cell.status if cell.curves is None else cell.curves.attrs["outcome"]
-            axes.text((left + right) / 2, y, outcome, ha="center", va="center", fontsize=5)
+            middle = (left + right) / 2
+            axes.text(middle, y, reading.outcome(cell), ha="center", va="center", fontsize=5)
 
     _step_axis(axes, axis)
     axes.set_ylim(-0.7, rows[-1] + 0.7)
-    axes.set_yticks(list(middle.values()), [diversity_text(chains) for chains in diversities])
+    axes.set_yticks(list(centre.values()), [diversity_text(chains) for chains in diversities])
     axes.tick_params(axis="y", length=0)
     axes.set_ylabel("chains $K$")
-    for column, (name, threshold) in enumerate(found.thresholds.items()):
+    for column, (name, threshold) in enumerate(reading.phase_map.thresholds.items()):
         if threshold["bracket"] is not None:
             ends = [
-                edge if end is None else middle["infinite" if end == np.inf else int(end)]
+                edge if end is None else centre["infinite" if end == np.inf else int(end)]
                 for end, edge in zip(threshold["bracket"], axes.get_ylim(), strict=True)
             ]
             _bracket(axes, 1.03 + 0.12 * column, ends, f"${name[0]}_{name[1]}^*$")
@@ -128,7 +116,7 @@ def phase_map(run: Run) -> Figure:
     return figure
 
 
-def distances(run: Run) -> Figure:
+def distances(reading: Reading) -> Figure:
     """Distances to the references, a panel for each K (its first seed): ID solid, OOD dotted."""
 
     def draw(axes: Axes, curves: xr.Dataset, axis: StepAxis) -> None:
@@ -139,16 +127,15 @@ def distances(run: Run) -> Figure:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
 
-    return _panels(run, draw, "KL(reference ‖ model), nats", dict.fromkeys(REFERENCES, "-"))
+    return _panels(reading, draw, "KL(reference ‖ model), nats", "-")
 
 
-def losses(run: Run) -> Figure:
+def losses(reading: Reading) -> Figure:
     """The loss, a panel for each K (its first seed), with that of the references on ID sequences.
 
     ID solid, OOD dotted; the references are horizontal lines.  The axis ends a little above ln C,
     the loss of the uniform prediction; OOD, a model that memorises is worse than that.
     """
-
 
     def draw(axes: Axes, curves: xr.Dataset, axis: StepAxis) -> None:
         for reference, phase in REFERENCES.items():
@@ -158,16 +145,12 @@ def losses(run: Run) -> Figure:
         for kind, line in {"ood": ":", "id": "-"}.items():
             _curve(axes, axis, curves, curves.loss.sel(set=kind).values, line, color=LIGHT["ink"])
 
-    figure = _panels(run, draw, "cross-entropy, nats", dict.fromkeys(REFERENCES, (0, (5, 2))))
-    figure.axes[0].set_ylim(top=1.08 * np.log(run.recipe.task.states))
+    figure = _panels(reading, draw, "cross-entropy, nats", (0, (5, 2)))
+    figure.axes[0].set_ylim(top=1.08 * np.log(reading.run.recipe.task.states))
     return figure
 
 
-def _map_row(
-    axes: Axes, axis: StepAxis, y: float, curves: xr.Dataset | None, begins: list[int]
-) -> None:
-    if curves is None:
-        return
+def _map_row(axes: Axes, axis: StepAxis, y: float, curves: xr.Dataset, begins: list[int]) -> None:
     bottom = y - 0.46
     steps = curves.step.values.tolist()
     spans = [(axis.edges[step][0], axis.edges[step][1] - axis.edges[step][0]) for step in steps]
@@ -192,7 +175,7 @@ def _map_row(
     axes.vlines(at, bottom, bottom + 0.92, color=LIGHT["ink"], linewidth=0.8)
 
 
-def _bracket(axes: Axes, x: float, ends: list[float], label: str) -> None:
+def _bracket(axes: Axes, x: float, ends: Sequence[float], label: str) -> None:
     """A bracket beside the map, from one row to another; x in units of the axes' width."""
     beside: dict[str, Any] = {
         "transform": axes.get_yaxis_transform(),
@@ -208,38 +191,37 @@ def _bracket(axes: Axes, x: float, ends: list[float], label: str) -> None:
 
 
 def _panels(
-    run: Run,
+    reading: Reading,
     draw: Callable[[Axes, xr.Dataset, StepAxis], None],
     label: str,
-    lines: dict[str, Any],
+    reference_line: Any,
 ) -> Figure:
     """A grid, a page wide, with a panel for the first saved seed of each K."""
-    axis = steps_of(run)
-    first = {cell.chains: cell for cell in reversed(by_diversity(run)) if cell.curves is not None}
-    cells = list(reversed(first.values()))
-    columns = min(4, len(cells))
-    rows = -(-len(cells) // columns)
+    axis = reading.axis
+    saved: dict[Diversity, xr.Dataset] = {}
+    for cell in reading.cells:
+        if cell.curves is not None:
+            saved.setdefault(cell.chains, cell.curves)
+    columns = min(4, len(saved))
+    rows = -(-len(saved) // columns)
     width = PAGE if columns > 2 else COLUMN
     figure = Figure(figsize=(width, 1.45 * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
-    for panel, axes in enumerate(grid):
-        if panel >= len(cells):
-            axes.set_visible(False)
-            continue
-        draw(axes, cells[panel].curves, axis)
-        axes.set_title(f"$K$ = {diversity_text(cells[panel].chains)}", pad=2)
+    for axes in grid[len(saved) :]:
+        axes.set_visible(False)
+    for panel, (axes, (chains, curves)) in enumerate(zip(grid, saved.items(), strict=False)):
+        draw(axes, curves, axis)
+        axes.set_title(f"$K$ = {diversity_text(chains)}", pad=2)
         _step_axis(axes, axis, label=False)
-        axes.tick_params(labelbottom=panel + columns >= len(cells))
+        axes.tick_params(labelbottom=panel + columns >= len(saved))
     figure.supxlabel("optimizer steps", fontsize=7)
     figure.supylabel(label, fontsize=7)
     handles = [
-        Line2D([], [], color=PHASE_COLOURS[REFERENCES[name]], linestyle=line, label=name)
-        for name, line in lines.items()
+        Line2D([], [], color=PHASE_COLOURS[phase], linestyle=reference_line, label=reference)
+        for reference, phase in REFERENCES.items()
     ]
-    handles += [
-        Line2D([], [], color=LIGHT["ink"], linestyle=line, label=kind)
-        for kind, line in {"ID": "-", "OOD": ":"}.items()
-    ]
+    handles.append(Line2D([], [], color=LIGHT["ink"], linestyle="-", label="ID"))
+    handles.append(Line2D([], [], color=LIGHT["ink"], linestyle=":", label="OOD"))
     figure.legend(handles=handles, loc="outside upper center", ncols=6 if columns > 2 else 3)
     return figure
 

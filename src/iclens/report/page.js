@@ -104,8 +104,8 @@
       const from = cell.steps ? axis.right[cell.steps - 1] : axis.left[0];
       const box = span(from, axis.range[1]);
       row.append(svg("rect", { ...box, y: y + 0.5, height: height - 1, class: "absent" }));
-      if (box.width > 7 * cell.short.length && height > 9)
-        row.append(svg("text", { class: "quiet", x: +box.x + box.width / 2, y: y + height / 2 + 4, "text-anchor": "middle", "font-size": Math.min(12, height) }, cell.short));
+      if (box.width > 7 * cell.outcome.length && height > 9)
+        row.append(svg("text", { class: "quiet", x: +box.x + box.width / 2, y: y + height / 2 + 4, "text-anchor": "middle", "font-size": Math.min(12, height) }, cell.outcome));
     }
     return row;
   }

@@ -1,0 +1,336 @@
+"""`report.html`: one offline file that explains a run.
+
+The words and tables are written here, the map and the curves drawn by `page.js` from the data that
+this module embeds.  Whatever comes from the run is escaped: names are text everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterable
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import xarray as xr
+from plotly.offline import get_plotlyjs
+
+from iclens import __version__
+from iclens.lab.cell import Cell
+from iclens.lab.files import write_file
+from iclens.lab.recipe import Recipe
+from iclens.report.reading import REFERENCES, Reading, diversity_text
+from iclens.report.style import DARK, LIGHT, PHASE_COLOURS, blend, contrast
+
+MEANINGS = {
+    "G1": "predicts each state as often as it has occurred in the context, whatever the current "
+    "state: it generalises from one-point statistics.",
+    "G2": "predicts what has followed the current state so far in the context: it generalises from "
+    "two-point statistics.",
+    "M1": "recognises which training chain it sees by how often each state occurs, then uses that "
+    "chain's transitions: it memorises, from one-point statistics.",
+    "M2": "recognises which training chain it sees by what follows what, then uses that chain's "
+    "transitions: it memorises, from two-point statistics. Nothing does better on these chains.",
+}
+THRESHOLDS = {
+    "K1*": ("Least K at which training visits G2 on the way", "no K of this run visits G2"),
+    "K2*": ("Least K at which training does not end in M2", "every K of this run ends in M2"),
+}
+"""What each threshold is, and what an upper end that is not known means."""
+
+
+def write_page(reading: Reading) -> Path:
+    """Write `report.html` into the run's folder and return its path."""
+    path = reading.run.path / "report.html"
+    # A folder's name may hold bytes that are no text; they become question marks.
+    write_file(path, render_page(reading).encode("utf-8", "replace"))
+    return path
+
+
+def render_page(reading: Reading) -> str:
+    """The page as HTML."""
+    run = reading.run
+    asset = {
+        name: resources.files("iclens.report").joinpath(f"page.{name}").read_text("utf-8")
+        for name in ("html", "css", "js")
+    }
+    return Template(asset["html"]).substitute(
+        version=escape(__version__),
+        name=escape(run.name),
+        variables=_variables(),
+        css=asset["css"],
+        lead=escape(_lead(run.recipe)),
+        facts=escape(_facts(run.recipe)),
+        counts=_counts(reading),
+        missing=_missing(reading),
+        legend=_legend(),
+        brackets=_brackets(reading),
+        keys="".join(
+            f'<li><i class="line" style="border-color: var(--{phase})"></i>{reference}</li>'
+            for reference, phase in REFERENCES.items()
+        ),
+        thresholds=_thresholds(reading),
+        table="".join(_row(reading, cell) for cell in reading.cells),
+        download=f"data:text/plain;charset=utf-8,{quote(run.recipe_text)}",
+        reproduce=escape(shlex.join(["iclens", "run", "recipe.toml", "--out", run.name])),
+        recipe=escape(run.recipe_text),
+        provenance=_provenance(run.provenance),
+        # JSON may hold </script> or <!-- in a string, which would end the element.
+        data=json.dumps(_data(reading), allow_nan=False).replace("<", "\\u003c"),
+        script=asset["js"],
+        plotly=get_plotlyjs(),
+    )
+
+
+def _variables() -> str:
+    def block(colours: dict[str, str]) -> str:
+        return "; ".join(f"--{name}: {colour}" for name, colour in colours.items())
+
+    return (
+        f":root {{ {block({**LIGHT, **PHASE_COLOURS})} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {block(DARK)} }} }}"
+    )
+
+
+def _on(phase: str) -> str:
+    """The colour of text on a phase's colour."""
+    colours = (LIGHT["surface"], LIGHT["ink"])
+    return max(colours, key=lambda colour: contrast(colour, PHASE_COLOURS[phase]))
+
+
+def _chip(phase: str) -> str:
+    style = f"background: {PHASE_COLOURS[phase]}; color: {_on(phase)}"
+    return f'<span class="chip" style="{style}">{phase}</span>'
+
+
+def _lead(recipe: Recipe) -> str:
+    """What was trained, in a sentence."""
+    model, task, chains = recipe.model, recipe.task, recipe.sweep.chains
+    plural = "" if model.heads == 1 else "s"
+    block = f"{model.heads} attention head{plural}"
+    block += "" if model.attention_only else " and an MLP"
+    finite = sorted(count for count in chains if count != "infinite")
+    seen = ["fresh chains without end"] if "infinite" in chains else []
+    if finite:
+        span = diversity_text(finite[0])
+        span += "" if len(finite) == 1 else f" to {diversity_text(finite[-1])}"
+        seen.insert(0, f"sequences of the same K chains only (K = {span})")
+    return (
+        f"Transformers with {model.layers} layer{'' if model.layers == 1 else 's'} of {block}, "
+        f"{model.width} numbers wide, learn to predict the next state of Markov chains of "
+        f"{task.states} states from up to {task.context} states of context; each model trains on "
+        f"{' or on '.join(seen)}."
+    )
+
+
+def _facts(recipe: Recipe) -> str:
+    train, sweep = recipe.train, recipe.sweep
+    name = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[train.optimizer]
+    diversities, seeds = len(sweep.chains), len(sweep.seeds)
+    return (
+        f"{diversities} value{'s' * (diversities > 1)} of K, {seeds} seed{'s' * (seeds > 1)} of "
+        f"each; {train.steps:,} optimizer steps of {name} at learning rate "
+        f"{train.learning_rate:g}{'' if train.schedule == 'constant' else ' (cosine schedule)'}, "
+        f"{train.batch} sequences a step."
+    )
+
+
+def _counts(reading: Reading) -> str:
+    diverged = [reading.outcome(cell).startswith("diverged") for cell in reading.cells]
+    statuses = Counter(cell.status for cell in reading.cells)
+    entries = [f"<li>{statuses['done']} of {len(diverged)} cells done</li>"]
+    if any(diverged):
+        entries.append(f'<li class="wanting">{sum(diverged)} of them diverged</li>')
+    for status in ("unfinished", "failed", "damaged", "missing"):
+        if statuses[status]:
+            entries.append(f'<li class="wanting">{statuses[status]} {status}</li>')
+    return "".join(entries)
+
+
+def _missing(reading: Reading) -> str:
+    """What is not there and the command that gets it; empty where nothing is missing."""
+    cells = [cell for cell in reading.cells if cell.status != "done"]
+    if not cells:
+        return ""
+    items = []
+    for cell in cells:
+        text = f"K = {diversity_text(cell.chains)}, seed {cell.seed}: {reading.outcome(cell)}"
+        lines = (cell.error or "").strip().splitlines()
+        # The last line of a traceback names the error.
+        items.append(f"<li>{escape(text + (f' ({lines[-1]})' if lines else ''))}</li>")
+    path = str(reading.run.path)
+    command = shlex.join(["iclens", "run", str(reading.run.path / "recipe.toml"), "--out", path])
+    return (
+        '<aside class="notice" aria-label="What is missing">'
+        f"<h2>{len(cells)} of {len(reading.cells)} cells are not done</h2>"
+        f"<ul>{''.join(items)}</ul>"
+        "<p>This command computes what is missing and goes on with what was stopped; "
+        "cells that are done are kept:</p>"
+        f'<pre class="command"><code>{escape(command)}</code></pre></aside>'
+    )
+
+
+def _legend() -> str:
+    return "".join(
+        f"<div><dt>{_chip(phase)}</dt><dd><b>{reference}</b> {MEANINGS[phase]}</dd></div>"
+        for reference, phase in REFERENCES.items()
+    )
+
+
+def _symbol(name: str) -> str:
+    return f"{name[0]}<sub>{name[1]}</sub>{name[2]}"
+
+
+def _brackets(reading: Reading) -> str:
+    shown = [
+        _symbol(name)
+        for name, threshold in reading.phase_map.thresholds.items()
+        if threshold["bracket"] is not None
+    ]
+    if not shown:
+        return ""
+    return f"Brackets on the right: the K between which {' and '.join(shown)} must lie."
+
+
+def _thresholds(reading: Reading) -> str:
+    """Both thresholds as a list: between which K each lies, over all seeds and for each."""
+    entries = []
+    for name, threshold in reading.phase_map.thresholds.items():
+        meaning, beyond = THRESHOLDS[name]
+        if threshold["bracket"] is None:
+            head, detail = "not known: no cell has a phase yet", ""
+        else:
+            head = _between(name, *threshold["bracket"])
+            if threshold["bracket"][1] is None:
+                head += f" <small>({beyond})</small>"
+            per_seed = [
+                f"seed {entry['seed']}: {_between(name, entry['low'], entry['high'])}"
+                for entry in threshold["per_seed"]
+            ]
+            detail = "; ".join(per_seed) + "." if len(per_seed) > 1 else ""
+        note = escape(threshold["note"])
+        entries.append(
+            f"<div><dt>{head}</dt><dd>{meaning}. {note[:1].upper()}{note[1:]}. {detail}</dd></div>"
+        )
+    return f'<dl class="thresholds">{"".join(entries)}</dl>'
+
+
+def _between(name: str, low: float | None, high: float | None) -> str:
+    below = "" if low is None else f"{diversity_text(low)} &lt; "
+    above = "" if high is None else f" ≤ {diversity_text(high)}"
+    return f"{below}{_symbol(name)}{above}"
+
+
+def _row(reading: Reading, cell: Cell) -> str:
+    phases = "".join(
+        f'<span class="phase-step">{_chip(phase)} {step:,}</span>'
+        for phase, step in reading.begins(cell)
+    )
+    empty = "" if cell.curves is None else "no phase yet"
+    return (
+        f'<tr><td class="number">{diversity_text(cell.chains)}</td>'
+        f'<td class="number">{cell.seed}</td>'
+        f"<td>{phases or empty}</td><td>{escape(reading.outcome(cell))}</td></tr>"
+    )
+
+
+def _provenance(provenance: dict[str, Any]) -> str:
+    """The latest invocation in full, earlier ones folded away."""
+    invocations = provenance.get("invocations") or [provenance]
+    lists = [
+        '<dl class="provenance">'
+        + "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in _flat(entry))
+        + "</dl>"
+        for entry in invocations
+    ]
+    if not any(invocations):
+        return "<p>None was saved with this run.</p>"
+    earlier = "".join(reversed(lists[:-1]))
+    fold = f"<details><summary>{len(lists) - 1} earlier</summary>{earlier}</details>"
+    return lists[-1] + (fold if earlier else "")
+
+
+def _flat(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name} {key}".strip().replace("_", " "))
+    else:
+        yield name, "not known" if value is None else str(value)
+
+
+def _data(reading: Reading) -> dict[str, Any]:
+    """What `page.js` draws."""
+    axis = reading.axis
+    labelled, small = axis.ticks
+    return {
+        "axis": {
+            "steps": axis.steps,
+            "at": [axis.position(step) for step in axis.steps],
+            "left": [axis.edges[step][0] for step in axis.steps],
+            "right": [axis.edges[step][1] for step in axis.steps],
+            "range": axis.range,
+            "ticks": [{"at": axis.position(step), "label": f"{step:,}"} for step in labelled],
+            "small": [axis.position(step) for step in small],
+        },
+        "phases": {
+            phase: {"reference": reference, "colour": PHASE_COLOURS[phase], "text": _on(phase)}
+            for reference, phase in REFERENCES.items()
+        },
+        "cells": [_cell_data(reading, cell) for cell in reading.cells],
+        "thresholds": [
+            {
+                "name": name,
+                "bracket": threshold["bracket"]
+                and [None if end is None else diversity_text(end) for end in threshold["bracket"]],
+            }
+            for name, threshold in reading.phase_map.thresholds.items()
+        ],
+        "uniform": float(np.log(reading.run.recipe.task.states)),
+    }
+
+
+def _cell_data(reading: Reading, cell: Cell) -> dict[str, Any]:
+    curves = cell.curves
+    data: dict[str, Any] = {
+        "chains": diversity_text(cell.chains),
+        "seed": cell.seed,
+        "steps": 0 if curves is None else curves.sizes["step"],
+        "complete": cell.status == "done" and reading.outcome(cell) == "finished",
+        "outcome": reading.outcome(cell),
+        "begins": reading.begins(cell),
+    }
+    if curves is None:
+        return data
+    known = np.isfinite(curves.residual.values)
+    colours = blend(np.where(known[:, None], curves.composition.values, 0))
+    return data | {
+        "colours": [colour if ok else None for colour, ok in zip(colours, known, strict=True)],
+        "phase": curves.phase.values.tolist(),
+        "ood": curves.phase_ood.values.tolist(),
+        "clear": curves.clear.values.astype(bool).tolist(),
+        "margin": _numbers(curves.margin),
+        "error": _numbers(curves.margin_error),
+        "residual": _numbers(curves.residual),
+        "composition": _numbers(curves.composition.transpose("predictor", "step")),
+        "distance": _by_set(curves.distance.transpose(..., "predictor", "step")),
+        "loss": _by_set(curves.loss),
+        "reference": _by_set(curves.reference_loss),
+    }
+
+
+def _by_set(values: xr.DataArray) -> dict[str, Any]:
+    return {kind: _numbers(values.sel(set=kind)) for kind in ("id", "ood")}
+
+
+def _numbers(values: Any) -> Any:
+    """Nested lists with five significant digits; what is not finite becomes null."""
+    array = np.asarray(values, dtype=float)
+    if array.ndim:
+        return [_numbers(row) for row in array]
+    return float(f"{array:.5g}") if np.isfinite(array) else None

@@ -1,0 +1,108 @@
+"""What the page and the figures show of a saved run, read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float
+
+from iclens.lab.cell import Cell
+from iclens.lab.recipe import Diversity
+from iclens.lab.store import Run
+from iclens.phases import PHASES, PhaseMap
+from iclens.predictors import PREDICTORS
+
+REFERENCES = dict(zip(PREDICTORS, PHASES, strict=True))
+"""The phase, hence the colour, of each reference."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A run with its cells as they stood when the report began."""
+
+    run: Run
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """All cells of the recipe by K, then seed."""
+        return self.run.cells
+
+    @cached_property
+    def phase_map(self) -> PhaseMap:
+        """The phase map of the cells that have curves."""
+        return PhaseMap.from_curves(c.curves for c in self.cells if c.curves is not None)
+
+    @cached_property
+    def axis(self) -> StepAxis:
+        """The axis of steps that all cells share."""
+        return StepAxis(self.run.recipe.train.evaluation_steps)
+
+    def begins(self, cell: Cell) -> list[tuple[str, int]]:
+        """The successive phases of a cell and the step at which each begins."""
+        for row in self.phase_map.cells:
+            if (row["chains"], row["seed"]) == (cell.chains, cell.seed):
+                return list(zip(row["phases"], row["steps"], strict=True))
+        return []
+
+    def outcome(self, cell: Cell) -> str:
+        """How a cell ended or where it stands: `finished`, `stopped at step 640`, `missing`, ..."""
+        if cell.curves is None:
+            return cell.status
+        if cell.curves.attrs["outcome"] == "unfinished":
+            return f"{'failed' if cell.error else 'stopped'} at step {cell.curves.step[-1]:,}"
+        return str(cell.curves.attrs["outcome"])
+
+
+def diversity_text(chains: Diversity | float) -> str:
+    """K as it is written on axes."""
+    return "∞" if chains in ("infinite", np.inf) else f"{int(chains):,}"
+
+
+@dataclass(frozen=True)
+class StepAxis:
+    """A logarithmic axis of optimizer steps with a place for step 0, in units of log10(step)."""
+
+    steps: tuple[int, ...]
+    """Evaluation steps, increasing: 0 and at least one more."""
+
+    @cached_property
+    def _logarithms(self) -> Float[np.ndarray, " step"]:
+        return np.log10(np.array(self.steps[1:], float))
+
+    @cached_property
+    def edges(self) -> dict[int, tuple[float, float]]:
+        """Where the cell of each step begins and ends: half-way to its neighbours."""
+        at = self._logarithms
+        middle = (at[1:] + at[:-1]) / 2
+        first, last = (middle[0], middle[-1]) if len(at) > 1 else (at[0] + 0.1, at[0] - 0.1)
+        bounds = np.concatenate([[2 * at[0] - first], middle, [2 * at[-1] - last]])
+        # Step 0 has no logarithm; it stands apart, to the left of the first step.
+        width, gap = 0.045 * (bounds[-1] - bounds[0]), 0.012 * (bounds[-1] - bounds[0])
+        zero = (bounds[0] - gap - width, bounds[0] - gap)
+        spans = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+        return dict(zip(self.steps, [(float(zero[0]), float(zero[1])), *spans], strict=True))
+
+    def position(self, step: int) -> float:
+        """Where a step lies on the axis."""
+        return sum(self.edges[0]) / 2 if step == 0 else float(np.log10(step))
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Both ends of the axis."""
+        return self.edges[0][0], self.edges[self.steps[-1]][1]
+
+    @property
+    def ticks(self) -> tuple[list[int], list[int]]:
+        """Steps with a label and steps with a small tick only; the first label is step 0."""
+        low, high = self.steps[1], self.steps[-1]
+        marks = [
+            digit * 10**power
+            for power in range(len(str(high)))
+            for digit in range(1, 10)
+            if low <= digit * 10**power <= high
+        ]
+        leading = {1, 2, 5} if high < 20 * low else {1, 3} if high < 2000 * low else {1}
+        labels = [mark for mark in marks if int(str(mark)[0]) in leading]
+        return [0, *labels], [mark for mark in marks if mark not in labels]

@@ -1,0 +1,358 @@
+"""Recipes, cells and runs: strict, atomic, resumable bit for bit, never destructive."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from iclens import cli
+from iclens.lab.cell import RESULTS, Cell, run_cell
+from iclens.lab.files import arrays_to_tree, read_arrays, tree_to_arrays, write_arrays, write_file
+from iclens.lab.recipe import Recipe, SweepConfig, load_recipe, parse_recipe, presets
+from iclens.lab.store import create_run, hold, open_run
+from iclens.lab.sweep import run_sweep
+
+TINY = load_recipe("tiny")
+SHORT = dataclasses.replace(
+    TINY,
+    train=dataclasses.replace(TINY.train, steps=200, evaluations=8),
+    evaluation=dataclasses.replace(TINY.evaluation, sequences=16),
+    sweep=SweepConfig(chains=(4,)),
+)
+
+
+# --- recipes
+
+
+@pytest.mark.parametrize("name", presets())
+def test_presets_round_trip_through_toml(name) -> None:
+    recipe = load_recipe(name)
+    text = recipe.to_toml()
+    assert parse_recipe(text).to_toml() == text
+    assert parse_recipe(text).difference(recipe) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train]\nstepz = 3", "r: unknown key 'train.stepz'; did you mean 'train.steps'?"),
+        ("[tran]\nsteps = 3", "r: unknown key 'tran'; did you mean 'train'?"),
+        ("[train]\nsteps = 48.7", "r: train.steps: expected a whole number, got 48.7"),
+        ("[train]\nsteps = true", "r: train.steps: expected a whole number, got True"),
+        ("[train]\nlearning_rate = '1e-4'", "r: train.learning_rate: expected a number, got '1e"),
+        ("[model]\nnorm = 'rmss'", "expected 'rms' or 'layer' or 'none', got 'rmss'; did you"),
+        ("[model]\nattention_only = 1", "model.attention_only: expected true or false, got 1"),
+        ("[sweep]\nchains = [2, 'infinit']", "or 'infinite', got 'infinit'; did you mean 'infin"),
+        ("[sweep]\nchains = []", "sweep.chains: expected at least one value, got none"),
+        ("[sweep]\nchains = [0]", "sweep.chains: expected at least 1, got 0"),
+        ("[sweep]\nseeds = [1, 1]", "sweep.seeds: expected no value twice"),
+        ("[sweep]\nchains = 3", "sweep.chains: expected a list, got 3"),
+        ("task = 3", "r: task: expected a table of keys, got 3"),
+        ("[task]\nconcentration = nan", "task.concentration: expected a positive number, got nan"),
+        ("[task", "r: not valid TOML"),
+    ],
+)
+def test_a_bad_recipe_is_one_clear_error(text, message) -> None:
+    with pytest.raises(ValueError, match="^r: ") as error:
+        parse_recipe(text, where="r")
+    assert message in str(error.value)
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="unknown preset 'quik'; did you mean 'quick'"):
+        load_recipe("quik")
+    with pytest.raises(ValueError, match=r"'no\.toml' cannot be read"):
+        load_recipe("no.toml")
+
+
+# --- files
+
+
+def test_a_transposed_array_is_saved_as_it_reads(tmp_path) -> None:
+    array = np.arange(6.0).reshape(2, 3).T
+    write_arrays(tmp_path / "a", {"x": array, "zero": np.float32(2)})
+    loaded = read_arrays(tmp_path / "a")
+    np.testing.assert_array_equal(loaded["x"], array)
+    assert loaded["zero"].shape == ()
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path, monkeypatch) -> None:
+    write_file(tmp_path / "a", b"old")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_file(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_arrays_of_another_shape_are_named() -> None:
+    tree = {"model": [np.zeros(3), np.zeros((2, 2))]}
+    arrays = tree_to_arrays(tree)
+    assert set(arrays) == {"model.0", "model.1"}
+    arrays["model.1"] = np.zeros(4)
+    with pytest.raises(ValueError, match=r"model\.1: expected shape \(2, 2\) .* got shape \(4,\)"):
+        arrays_to_tree(tree, arrays)
+
+
+# --- cells
+
+
+def results(cell: Cell) -> dict[str, bytes]:
+    return {name: (cell.path / name).read_bytes() for name in (*RESULTS, "done.json")}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Cell:
+    cell = Cell(tmp_path_factory.mktemp("cell") / "c", SHORT, 4, 0)
+    run_cell(cell)
+    return dataclasses.replace(cell)
+
+
+@pytest.mark.parametrize("after", [1, 4, 9])
+def test_a_cell_stopped_after_any_piece_ends_with_the_same_bytes(
+    undisturbed, tmp_path, monkeypatch, after
+) -> None:
+    cell = Cell(tmp_path / "c", SHORT, 4, 0)
+    from iclens.lab import cell as module
+
+    written = []
+
+    def stop(path: Path, arrays) -> None:
+        if len(written) == 2 * after - 1:  # between a piece and its state
+            raise KeyboardInterrupt
+        written.append(path)
+        write_arrays(path, arrays)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "write_arrays", stop)
+        run_cell(cell)
+    cell = dataclasses.replace(cell)
+    assert cell.status == "unfinished"
+    assert cell.curves is not None
+    assert cell.curves.attrs["outcome"] in ("unfinished", "finished")
+    run_cell(cell)
+    cell = dataclasses.replace(cell)
+    assert cell.status == "done"
+    assert results(cell) == results(undisturbed)
+
+
+def test_a_finished_cell_gives_its_models_back(undisturbed) -> None:
+    assert undisturbed.steps == list(SHORT.train.evaluation_steps)
+    start = undisturbed.new_model()
+    for a, b in zip(jax.tree.leaves(undisturbed.model(0)), jax.tree.leaves(start), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(undisturbed.model().embedding, start.embedding)
+    with pytest.raises(ValueError, match="no checkpoint at step 3"):
+        undisturbed.model(3)
+
+
+def test_curves_have_units_and_every_reference(undisturbed) -> None:
+    curves = undisturbed.curves
+    assert curves.attrs["outcome"] == "finished"
+    assert list(curves.predictor.values) == ["1-Gen", "2-Gen", "1-Mem", "2-Mem"]
+    assert curves.distance.attrs["units"] == "nats"
+    assert curves.step.attrs["units"] == "optimizer steps"
+    np.testing.assert_allclose(curves.composition.sum("predictor"), 1, atol=1e-4)
+    assert float(curves.loss[-1, 0]) < float(curves.loss[0, 0])
+
+
+def test_infinitely_many_chains_have_no_memorising_references(tmp_path) -> None:
+    cell = Cell(tmp_path / "c", SHORT, "infinite", 0)
+    run_cell(cell)
+    curves = dataclasses.replace(cell).curves
+    assert np.isnan(curves.distance.sel(predictor="2-Mem")).all()
+    assert np.isfinite(curves.distance.sel(predictor="2-Gen")).all()
+    assert curves.attrs["chains"] == "infinite"
+
+
+def test_a_diverged_cell_is_done_and_says_so(tmp_path) -> None:
+    train = dataclasses.replace(SHORT.train, optimizer="sgd", learning_rate=1e30)
+    cell = Cell(tmp_path / "c", dataclasses.replace(SHORT, train=train), 4, 0)
+    run_cell(cell)
+    cell = dataclasses.replace(cell)
+    assert cell.status == "done"
+    assert cell.curves.attrs["outcome"].startswith("diverged at step ")
+    assert str(cell.curves.phase[-1].values) == "none"
+
+
+def test_no_two_purposes_cells_or_seeds_share_a_key() -> None:
+    keys = [
+        tuple(jax.random.key_data(Cell(Path(), SHORT, chains, seed).key(purpose)).tolist())
+        for chains in (1, 2, "infinite")
+        for seed in (0, 1)
+        for purpose in ("chains", "model", "batches", "id", "ood")
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+# --- runs
+
+
+@pytest.mark.parametrize("kind", ["truncated", "flipped", "missing"])
+def test_a_damaged_cell_is_set_aside_and_computed_again(tmp_path, kind) -> None:
+    run = create_run(tmp_path / "run", SHORT)
+    run_sweep(run)
+    cell = run.cells[0]
+    before = results(cell)
+    path = cell.path / "checkpoints.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    if kind != "missing":
+        path.write_bytes(content if kind == "flipped" else content[:-7])
+    assert run.cells[0].status == "damaged"
+    assert "checkpoints.safetensors" in run.cells[0].error
+    events = []
+    assert run_sweep(run, on_cell=lambda cell, event: events.append(event)) == []
+    assert events == ["set aside", "start", "done"]
+    assert results(run.cells[0]) == before
+    assert (run.path / "cells" / "chains=4,seed=0.damaged-1" / "done.json").exists()
+
+
+def test_done_cells_are_skipped_and_new_ones_added(tmp_path) -> None:
+    create_run(tmp_path / "run", SHORT)
+    run_sweep(open_run(tmp_path / "run"))
+    more = dataclasses.replace(SHORT, sweep=SweepConfig(chains=(2,), seeds=(0,)))
+    run = create_run(tmp_path / "run", more)
+    events = []
+    run_sweep(run, on_cell=lambda cell, event: events.append((cell.chains, event)))
+    assert events == [(2, "start"), (2, "done"), (4, "skip")]
+
+
+def test_another_recipe_or_another_folder_is_refused(tmp_path) -> None:
+    create_run(tmp_path / "run", SHORT)
+    with pytest.raises(ValueError, match="train.steps: 200 against 600"):
+        create_run(tmp_path / "run", TINY)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="is not a run"):
+        create_run(tmp_path / "mine", SHORT)
+    with pytest.raises(ValueError, match="no run at"):
+        open_run(tmp_path / "mine")
+
+
+def test_a_failing_cell_is_reported_and_the_others_finish(tmp_path, monkeypatch) -> None:
+    from iclens.lab import sweep
+
+    def fail_on_two(cell: Cell, on_steps=None) -> None:
+        if cell.chains == 2:
+            raise RuntimeError("planted")
+        run_cell(cell, on_steps)
+
+    monkeypatch.setattr(sweep, "run_cell", fail_on_two)
+    run = create_run(tmp_path / "run", dataclasses.replace(SHORT, sweep=SweepConfig(chains=(2, 4))))
+    failed = run_sweep(run)
+    assert [cell.chains for cell in failed] == [2]
+    assert [cell.status for cell in run.cells] == ["failed", "done"]
+    assert "planted" in run.cells[0].error
+
+
+def test_a_run_is_held_by_one_process_at_a_time(tmp_path) -> None:
+    run = create_run(tmp_path / "run", SHORT)
+    with hold(run), pytest.raises(ValueError, match="another process is working"):
+        run_sweep(run)
+
+
+def test_provenance_names_versions_and_random_numbers(tiny_run) -> None:
+    invocation = tiny_run.provenance["invocations"][0]
+    assert invocation["versions"]["jax"] == jax.__version__
+    assert "fry" in invocation["random_numbers"]
+
+
+# --- the command line
+
+
+def test_kill_nine_and_again_ends_with_the_same_bytes(tmp_path) -> None:
+    recipe = dataclasses.replace(
+        SHORT, train=dataclasses.replace(SHORT.train, steps=3000, evaluations=30)
+    )
+    (tmp_path / "r.toml").write_text(recipe.to_toml())
+
+    def command(out: str) -> list[str]:
+        return [sys.executable, "-m", "iclens.cli", "run", "r.toml", "--out", out]
+
+    killed = subprocess.Popen(command("killed"), cwd=tmp_path, stderr=subprocess.DEVNULL)
+    pieces = tmp_path / "killed" / "cells" / "chains=4,seed=0" / "pieces"
+    deadline = time.monotonic() + 120
+    while len(list(pieces.glob("[0-9]*"))) < 12 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert open_run(tmp_path / "killed").cells[0].status == "unfinished"
+    for out in ("killed", "whole"):
+        again = subprocess.run(command(out), cwd=tmp_path, capture_output=True, text=True)
+        assert again.returncode == 0, again.stderr
+    first, second = (open_run(tmp_path / out).cells[0] for out in ("killed", "whole"))
+    assert results(first) == results(second)
+
+
+def test_phases_as_json(tiny_run, capsys) -> None:
+    assert cli.dispatch(["phases", str(tiny_run.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [cell["chains"] for cell in found["cells"]] == [2, 16, 256]
+    assert found["cells"][0]["phases"][-1] == "M2"
+    assert set(found["thresholds"]) == {"K1*", "K2*"}
+
+
+def test_status_tells_what_is_missing(tiny_run, tmp_path, capsys) -> None:
+    shutil.copytree(tiny_run.path, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "cells" / "chains=16,seed=0")
+    assert cli.dispatch(["status", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    assert "chains=16,seed=0             missing" in out
+    assert "to go on: iclens run" in out
+
+
+def test_the_plan_names_cells_steps_time_and_memory(capsys) -> None:
+    assert cli.dispatch(["run", "tiny", "--plan", "--sweep.chains", "2", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "cells   2" in out
+    assert "steps   1200" in out
+    assert "MiB" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rum"], "unknown command 'rum'; did you mean 'run'?"),
+        (["run", "quik"], "did you mean 'quick'?"),
+        (["phases", "nowhere"], "no run at 'nowhere'"),
+        (["run", "tiny", "--model.heads", "3"], "expected a divisor of model.width"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_message_and_code_two(arguments, message, capsys) -> None:
+    try:
+        code = cli.dispatch(arguments)
+    except SystemExit as exit:
+        code = exit.code
+    assert code == 2
+    captured = capsys.readouterr()
+    assert message in captured.err + captured.out
+    assert "Traceback" not in captured.err
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from iclens import cli; cli.dispatch(['--help']); "
+        "sys.exit(any(m in sys.modules for m in ('jax', 'tyro', 'xarray', 'plotly')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_a_default_recipe_is_valid() -> None:
+    assert parse_recipe("").difference(Recipe()) == []
