@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -25,6 +25,7 @@ BLOCK = 64
 """Steps whose batches are drawn together (one step at a time, sampling would cost more than it)."""
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where training sequences come from: a `ChainSet`, or a `ChainPrior` for ever fresh chains."""
 
