@@ -26,12 +26,12 @@ FAIR = np.full((1, 2, 2), 0.5)
 
 
 @st.composite
-def transition_matrices(draw, zeros=False):
-    """Chains of 2 to 5 states whose entries span many orders; with `zeros`, some of 0.
+def transition_matrices(draw, zeros=False, counts=(1, 2, 4), sizes=(2, 3, 5)):
+    """Chains whose entries span many orders; with `zeros`, some of 0.
 
     State 0 stays reachable from all states, so that the stationary law is unique.
     """
-    count, states = draw(st.integers(1, 4)), draw(st.integers(2, 5))
+    count, states = draw(st.sampled_from(counts)), draw(st.sampled_from(sizes))
     shape = (count, states, states)
     exponents = draw(hnp.arrays(float, shape, elements=st.floats(-12, 0)))
     weights = 10.0**exponents

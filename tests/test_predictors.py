@@ -108,7 +108,7 @@ def test_memorising_predictors_equal_enumeration(chains, context, points, readou
 
 
 @settings(deadline=None, max_examples=60)
-@given(transition_matrices(zeros=True), st.data())
+@given(transition_matrices(zeros=True, counts=(3,), sizes=(2, 3)), st.data())
 def test_zeros_give_exact_posteriors(transition, data):
     count, states = transition.shape[:2]
     weights = np.array(data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)))
@@ -239,16 +239,19 @@ def test_sets_of_one_shape_share_a_compilation(chains, context):
 
 
 def test_2_mem_approaches_2_gen_as_the_set_grows():
-    # 2-Mem also knows what x_0 says through pi: late positions, where that is forgotten.
+    # 2-Mem also learns from what x_0 says of the chain.  Weights 1 / pi(0) undo that for contexts
+    # that begin with 0, and then it is a Monte Carlo estimate of 2-Gen: KL falls as 1 / K.
     prior = ChainPrior(2)
-    context = prior.draw(KEY, 200, 24)[0]
-    general = generalising(2, points=2, pseudo_count=1.0)(context)[:, 8:]
+    context = prior.draw(KEY, 200, 24)[0].at[:, 0].set(0)
+    general = generalising(2, points=2, pseudo_count=1.0)(context)
     kl = []
-    for count in (8, 128, 2048, 32_768):
-        chains = prior.sample(jax.random.key(1), count)
-        kl.append(mean_kl(general, memorising(chains, points=2)(context)[:, 8:]))
-    assert kl[0] > 5 * kl[1] > 25 * kl[2]
-    assert kl[3] < kl[2] < 0.01
+    for count in (32, 512, 8192, 131_072):
+        drawn = prior.sample(jax.random.key(1), count)
+        chains = ChainSet(drawn.transition, weights=1 / drawn.stationary[:, 0])
+        kl.append(mean_kl(general, memorising(chains, points=2)(context)))
+    slope = np.polyfit(np.log([32, 512, 8192, 131_072]), np.log(kl), 1)[0]
+    assert slope == pytest.approx(-1, abs=0.25)
+    assert kl[-1] < 1e-4
 
 
 def test_2_mem_knows_the_frequencies_that_1_mem_knows_and_more(chains):
@@ -263,7 +266,7 @@ def test_2_mem_knows_the_frequencies_that_1_mem_knows_and_more(chains):
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.integers(1, 6), st.integers(0, 1000), st.floats(1e-3, 1), st.integers(0, 3))
+@given(st.sampled_from([1, 2, 5]), st.integers(0, 1000), st.floats(1e-3, 1), st.integers(0, 3))
 def test_no_predictor_has_a_smaller_expected_loss_than_2_mem(count, seed, change, other):
     """Expected loss over every sequence of five states, each with its exact probability."""
     chains = ChainPrior(2).sample(jax.random.key(seed), count)

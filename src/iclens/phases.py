@@ -95,7 +95,7 @@ def position_bins(context: int) -> list[tuple[int, int]]:
 
 
 def kl_divergence(
-    log_p: Float[Array, "*axes state"], log_q: Float[Array, "*axes state"]
+    log_p: Float[Array, "*#axes state"], log_q: Float[Array, "*#axes state"]
 ) -> Float[Array, "*axes"]:
     """KL(p || q) = sum_b p_b (log p_b - log q_b) in nats, with 0 log 0 = 0."""
     zero = log_p == -jnp.inf
@@ -316,7 +316,7 @@ class PhaseMap:
                     "final_step": int(cell.step.values[-1]),
                 }
             )
-        return cls(sorted(cells, key=lambda cell: (float(_diversity(cell)), cell["seed"])))
+        return cls(sorted(cells, key=lambda cell: (_diversity(cell), cell["seed"])))
 
     @property
     def thresholds(self) -> dict[str, dict[str, Any]]:
@@ -343,7 +343,7 @@ class PhaseMap:
         labelled = [cell for cell in self.cells if cell["phases"]]
         per_seed = []
         for seed in sorted({cell["seed"] for cell in labelled}):
-            row = [(_diversity(cell), beyond(cell)) for cell in labelled if cell["seed"] == seed]
+            row = [(cell["chains"], beyond(cell)) for cell in labelled if cell["seed"] == seed]
             # Where the outcome is not monotone in K the bracket spans the whole mixed stretch.
             first_beyond = next((i for i, (_, past) in enumerate(row) if past), len(row))
             last_below = max((i for i, (_, past) in enumerate(row) if not past), default=-1)
@@ -353,10 +353,10 @@ class PhaseMap:
         lows = [entry["low"] for entry in per_seed]
         highs = [entry["high"] for entry in per_seed]
         known = per_seed and any(end is not None for end in lows + highs)
-        low = None if None in lows else min(lows, default=None)
-        high = None if None in highs else max(highs, default=None)
+        low = None if None in lows else min(lows, key=float, default=None)
+        high = None if None in highs else max(highs, key=float, default=None)
         return {"bracket": [low, high] if known else None, "per_seed": per_seed, "note": note}
 
 
 def _diversity(cell: dict[str, Any]) -> float:
-    return float("inf") if cell["chains"] == "infinite" else cell["chains"]
+    return float("inf") if cell["chains"] == "infinite" else float(cell["chains"])

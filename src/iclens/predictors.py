@@ -178,7 +178,7 @@ def _tables(chains: ChainSet, points: int, readout: str) -> _Tables:
     size = min(CHAIN_CHUNK, count)
     padding = -count % size
 
-    def grouped(values: np.ndarray, fill: float) -> np.ndarray:
+    def grouped(values: np.ndarray, fill: float = 0.0) -> np.ndarray:
         flat = values.reshape(count, -1).astype(np.float32)
         flat = np.pad(flat, ((0, padding), (0, 0)), constant_values=fill)
         return flat.reshape(-1, size, flat.shape[1])
@@ -194,14 +194,14 @@ def _tables(chains: ChainSet, points: int, readout: str) -> _Tables:
     log_step = np.where(impossible, 0, log_step)
 
     def by_word(values: np.ndarray) -> Array:
-        return jnp.asarray(np.ascontiguousarray(grouped(values, 0).swapaxes(1, 2)))
+        return jnp.asarray(np.ascontiguousarray(grouped(values, 0.0).swapaxes(1, 2)))
 
     return _Tables(
         log_start=jnp.asarray(grouped(log_start, -np.inf)),
         log_step=by_word(log_step),
         impossible=by_word(impossible) if impossible.any() else None,
         prediction=jnp.asarray(
-            grouped(chains.transition if readout == "row" else chains.stationary, 0)
+            grouped(chains.transition if readout == "row" else chains.stationary, 0.0)
         ),
     )
 

@@ -319,6 +319,9 @@ def normalise(
     """Root-mean-square or layer normalisation over the width, without parameters."""
     if norm == "none":
         return stream
+    # The barrier keeps the compiler from rounding differently depending on what it fuses with, so
+    # that an intervention that changes nothing changes no bit.
+    stream = jax.lax.optimization_barrier(stream)
     if norm == "layer":
         stream = stream - jnp.mean(stream, axis=-1, keepdims=True)
     return stream * jax.lax.rsqrt(jnp.mean(stream**2, axis=-1, keepdims=True) + NORM_EPSILON)

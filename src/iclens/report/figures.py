@@ -19,7 +19,7 @@ from matplotlib.ticker import NullFormatter
 from iclens.lab.files import write_file
 from iclens.lab.recipe import Diversity
 from iclens.phases import NO_PHASE
-from iclens.report.reading import REFERENCES, Reading, StepAxis, diversity_text
+from iclens.report.reading import REFERENCES, Bracket, Reading, StepAxis, diversity_text
 from iclens.report.style import LIGHT, PHASE_COLOURS, blend
 
 COLUMN, PAGE = 3.4, 7.0
@@ -82,7 +82,9 @@ def phase_map(reading: Reading) -> Figure:
     diversities = list(dict.fromkeys(cell.chains for cell in cells))
     rows = [index + 0.35 * diversities.index(cell.chains) for index, cell in enumerate(cells)]
     centre = {
-        chains: float(np.mean([rows[i] for i, cell in enumerate(cells) if cell.chains == chains]))
+        diversity_text(chains): float(
+            np.mean([rows[i] for i, cell in enumerate(cells) if cell.chains == chains])
+        )
         for chains in diversities
     }
     height = min(max(0.11 * (rows[-1] + 1), 0.4), 5.5)
@@ -93,22 +95,17 @@ def phase_map(reading: Reading) -> Figure:
             _map_row(axes, axis, y, cell.curves, [step for _, step in reading.begins(cell)])
         reached = -1 if cell.curves is None else int(cell.curves.step[-1])
         if reached < axis.steps[-1]:
-            left, right = (axis.range[0] if reached < 0 else axis.edges[reached][1]), axis.range[1]
-            middle = (left + right) / 2
+            left = axis.range[0] if reached < 0 else axis.edges[reached][1]
+            middle = (left + axis.range[1]) / 2
             axes.text(middle, y, reading.outcome(cell), ha="center", va="center", fontsize=5)
 
     _step_axis(axes, axis)
     axes.set_ylim(-0.7, rows[-1] + 0.7)
-    axes.set_yticks(list(centre.values()), [diversity_text(chains) for chains in diversities])
+    axes.set_yticks(list(centre.values()), list(centre))
     axes.tick_params(axis="y", length=0)
     axes.set_ylabel("chains $K$")
-    for column, (name, threshold) in enumerate(reading.phase_map.thresholds.items()):
-        if threshold["bracket"] is not None:
-            ends = [
-                edge if end is None else centre["infinite" if end == np.inf else int(end)]
-                for end, edge in zip(threshold["bracket"], axes.get_ylim(), strict=True)
-            ]
-            _bracket(axes, 1.03 + 0.12 * column, ends, f"${name[0]}_{name[1]}^*$")
+    for bracket in reading.brackets:
+        _bracket(axes, bracket, centre)
     handles = [Patch(color=PHASE_COLOURS[p], label=f"{p} ({r})") for r, p in REFERENCES.items()]
     unclear = Patch(facecolor="white", edgecolor=LIGHT["muted"], hatch="//////", label="unclear")
     handles += [Patch(color=LIGHT["none"], label="no phase"), unclear]
@@ -175,19 +172,25 @@ def _map_row(axes: Axes, axis: StepAxis, y: float, curves: xr.Dataset, begins: l
     axes.vlines(at, bottom, bottom + 0.92, color=LIGHT["ink"], linewidth=0.8)
 
 
-def _bracket(axes: Axes, x: float, ends: Sequence[float], label: str) -> None:
-    """A bracket beside the map, from one row to another; x in units of the axes' width."""
-    beside: dict[str, Any] = {
-        "transform": axes.get_yaxis_transform(),
-        "clip_on": False,
-        "color": LIGHT["ink"],
-        "linewidth": 0.8,
-    }
-    low, high = ends
-    axes.plot([x, x + 0.015, x + 0.015, x], [low, low, high, high], **beside)
-    axes.text(
-        x + 0.03, (low + high) / 2, label, transform=beside["transform"], va="center", fontsize=7
+def _bracket(axes: Axes, bracket: Bracket, centre: dict[str, float]) -> None:
+    """A threshold beside the map, from one row to another; an end without a tick is open."""
+    bottom, top = axes.get_ylim()
+    low = bottom if bracket.low is None else centre[diversity_text(bracket.low)]
+    high = top if bracket.high is None else centre[diversity_text(bracket.high)]
+    tip = 1.03 + 0.12 * bracket.lane
+    spine = tip + 0.015
+    from_x, to_x = (spine if end is None else tip for end in (bracket.low, bracket.high))
+    beside = axes.get_yaxis_transform()
+    axes.plot(
+        [from_x, spine, spine, to_x],
+        [low, low, high, high],
+        transform=beside,
+        clip_on=False,
+        color=LIGHT["ink"],
+        linewidth=0.8,
     )
+    label = f"${bracket.name[0]}_{bracket.name[1]}^*$"
+    axes.text(spine + 0.015, (low + high) / 2, label, transform=beside, va="center", fontsize=7)
 
 
 def _panels(

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const run = JSON.parse(document.getElementById("run").textContent);
-  const { axis, cells, phases, thresholds } = run;
+  const { axis, brackets, cells, phases } = run;
   const names = Object.keys(phases);
   const diversities = [...new Set(cells.map((cell) => cell.chains))];
   const seeds = [...new Set(cells.map((cell) => cell.seed))];
@@ -9,8 +9,9 @@
   const map = byId("map"), tip = byId("tip");
   const chooseChains = byId("choose-chains"), chooseSeed = byId("choose-seed");
 
-  let chosen = cells.findIndex((cell) => cell.steps > 0);
-  if (chosen < 0) chosen = 0;
+  // To begin with, the model that goes through the most phases.
+  const turns = cells.map((cell) => (cell.steps ? cell.begins.length : -1));
+  let chosen = turns.indexOf(Math.max(...turns));
   let cursor = null; // index of the step that the keyboard or the pointer is on
 
   // Everything is made of elements and text, so that no name in the data is ever read as markup.
@@ -35,9 +36,11 @@
   let rows = [], x = null;
 
   function drawMap() {
-    const width = map.clientWidth, several = seeds.length > 1;
-    const shown = thresholds.filter((threshold) => threshold.bracket);
-    const left = several ? 74 : 52, right = 14 + 38 * shown.length, top = 24;
+    const several = seeds.length > 1;
+    const labels = 8 * Math.max(...diversities.map((chains) => chains.length)) + 4;
+    const left = labels + (several ? 42 : 10), right = 14 + 38 * (1 + Math.max(-1, ...brackets.map((bracket) => bracket.lane))), top = 24;
+    // A page that opens in the background has no width yet.
+    const width = Math.max(map.clientWidth, left + right + 100);
     const height = several ? Math.max(11, 24 - 2 * seeds.length) : 26, gap = several ? 1 : 2, apart = several ? 7 : 2;
     x = (at) => left + ((at - axis.range[0]) / (axis.range[1] - axis.range[0])) * (width - left - right);
     rows = [];
@@ -62,20 +65,20 @@
       svg("path", { d: "M0 0V5", class: "hatch-line" }));
     const figure = svg("svg", { height: bottom + 44, role: "listbox", tabindex: 0, "aria-label": "Phase map. Up and down choose a model, left and right move along its training." },
       svg("defs", {}, hatch),
-      svg("text", { x: 0, y: 12, class: "quiet" }, "chains K"));
+      svg("text", { x: labels, y: 12, class: "quiet", "text-anchor": "end" }, "K"));
     if (several) figure.append(svg("text", { x: left - 8, y: 12, class: "quiet", "text-anchor": "end" }, "seed"));
     for (const chains of diversities)
-      figure.append(svg("text", { x: several ? 40 : left - 10, y: middle[chains] + 4, "text-anchor": "end" }, chains));
+      figure.append(svg("text", { x: labels, y: middle[chains] + 4, "text-anchor": "end" }, chains));
     cells.forEach((cell, index) => figure.append(mapRow(cell, index, height, several, left)));
     figure.append(stepAxis(bottom, width - right));
-    shown.forEach(({ name, bracket: [low, high] }, column) => {
-      const at = width - right + 10 + 38 * column;
+    for (const { name, low, high, lane } of brackets) {
+      const at = width - right + 10 + 38 * lane;
       const from = low === null ? bottom - 4 : middle[low], to = high === null ? top - 4 : middle[high];
       // An end without a tick is open: no cell of the sweep lies beyond it.
       const d = `M${at} ${from}h${low === null ? 0 : -5}m${low === null ? 0 : 5} 0V${to}${high === null ? "" : "h-5"}`;
       figure.append(svg("g", { class: "bracket" }, svg("path", { d }),
         svg("text", { x: at + 6, y: (from + to) / 2 + 4 }, ...symbol(name))));
-    });
+    }
     map.replaceChildren(figure);
     mark();
     if (focused) figure.focus();
@@ -86,6 +89,14 @@
     const row = svg("g", { class: "row", id: `row-${index}`, role: "option", "data-cell": index, "aria-label": `${title(cell)}: ${story(cell)}` });
     if (several) row.append(svg("text", { x: left - 8, y: y + height / 2 + 4, class: "quiet", "font-size": Math.min(11, height), "text-anchor": "end" }, cell.seed));
     const span = (from, to) => ({ x: x(from).toFixed(2), y, width: (x(to) - x(from)).toFixed(2), height });
+    // What training did not reach, or reached without a finite number.
+    const broken = cell.steps ? cell.colours.indexOf(null) : 0, ends = broken < 0 ? cell.steps : broken;
+    if (ends < axis.steps.length) {
+      const box = span(axis.left[ends], axis.range[1]);
+      row.append(svg("rect", { ...box, y: y + 0.5, height: height - 1, class: "absent" }));
+      if (box.width > 7 * cell.outcome.length && height > 9)
+        row.append(svg("text", { class: "quiet", x: +box.x + box.width / 2, y: y + height / 2 + 4, "text-anchor": "middle", "font-size": Math.min(12, height) }, cell.outcome));
+    }
     for (let step = 0; step < cell.steps; step++) {
       const box = span(axis.left[step], axis.right[step]), phase = cell.phase[step], colour = cell.colours[step];
       const look = colour === null ? { class: "heat broken" } : phase === "none" ? { class: "heat no-phase" } : { class: "heat", fill: colour };
@@ -100,13 +111,6 @@
       if (to - from > 26 && height > 12)
         row.append(svg("text", { class: "name", x: (from + to) / 2, y: y + height / 2 + 4, "text-anchor": "middle", style: `fill: ${phases[phase].text}` }, phase));
     });
-    if (cell.steps < axis.steps.length) {
-      const from = cell.steps ? axis.right[cell.steps - 1] : axis.left[0];
-      const box = span(from, axis.range[1]);
-      row.append(svg("rect", { ...box, y: y + 0.5, height: height - 1, class: "absent" }));
-      if (box.width > 7 * cell.outcome.length && height > 9)
-        row.append(svg("text", { class: "quiet", x: +box.x + box.width / 2, y: y + height / 2 + 4, "text-anchor": "middle", "font-size": Math.min(12, height) }, cell.outcome));
-    }
     return row;
   }
 
@@ -175,7 +179,11 @@
     if (!row) return;
     cursor = null;
     choose(+row.dataset.cell);
+    // A tap has no pointer that moves.
+    const heat = event.target.closest(".heat");
+    if (heat) showTip(cells[chosen], +heat.dataset.step, { x: event.clientX, y: event.clientY });
   });
+  document.addEventListener("pointerdown", hideTip);
   map.addEventListener("keydown", (event) => {
     const order = cells.map((_, index) => index).sort((a, b) => rows[a] - rows[b]);
     const place = order.indexOf(chosen), steps = cells[chosen].steps;
@@ -240,7 +248,7 @@
       ...phaseBand(cell, colour),
     });
     const config = { displayModeBar: false, responsive: true };
-    Plotly.react("distances", distances, layout({ type: "log", dtick: 1, minor: { ticks: "outside", ticklen: 3, tickcolor: colour("muted") }, exponentformat: "power", title: { text: "nats", standoff: 4 } }), config);
+    Plotly.react("distances", distances, layout({ type: "log", dtick: 1, minor: { ticks: "outside", ticklen: 3, tickcolor: colour("muted") }, tickformat: "~g", title: { text: "nats", standoff: 4 } }), config);
     Plotly.react("losses", losses, layout({ range: [least - pad, most + pad], title: { text: "nats", standoff: 4 } }), config);
   }
 
@@ -251,7 +259,7 @@
       const next = cell.begins[turn + 1];
       const x0 = axis.left[axis.steps.indexOf(step)], x1 = next ? axis.left[axis.steps.indexOf(next[1])] : axis.right[cell.steps - 1];
       shapes.push({ type: "rect", xref: "x", yref: "paper", x0, x1, y0: 1.01, y1: 1.03, fillcolor: phases[phase].colour, line: { width: 0 } });
-      if (turn) shapes.push({ type: "line", xref: "x", yref: "paper", x0, x1: x0, y0: 0, y1: 1.03, line: { color: colour("muted"), width: 1 } });
+      if (turn) shapes.push({ type: "line", xref: "x", yref: "paper", x0, x1: x0, y0: 0, y1: 1.03, line: { color: colour("muted"), width: 1, dash: "dot" } });
       annotations.push({ xref: "x", yref: "paper", x: (x0 + x1) / 2, y: 1.03, yanchor: "bottom", text: phase, showarrow: false, font: { size: 11, color: colour("ink") } });
     });
     return { shapes, annotations };

@@ -28,6 +28,7 @@ from iclens.lab.recipe import Recipe
 from iclens.report.reading import REFERENCES, Reading, diversity_text
 from iclens.report.style import DARK, LIGHT, PHASE_COLOURS, blend, contrast
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
 MEANINGS = {
     "G1": "predicts each state as often as it has occurred in the context, whatever the current "
     "state: it generalises from one-point statistics.",
@@ -39,10 +40,9 @@ MEANINGS = {
     "transitions: it memorises, from two-point statistics. Nothing does better on these chains.",
 }
 THRESHOLDS = {
-    "K1*": ("Least K at which training visits G2 on the way", "no K of this run visits G2"),
-    "K2*": ("Least K at which training does not end in M2", "every K of this run ends in M2"),
+    "K1*": "Where training begins to visit G2 on the way.",
+    "K2*": "Where training no longer ends in M2.",
 }
-"""What each threshold is, and what an upper end that is not known means."""
 
 
 def write_page(reading: Reading) -> Path:
@@ -112,19 +112,18 @@ def _chip(phase: str) -> str:
 def _lead(recipe: Recipe) -> str:
     """What was trained, in a sentence."""
     model, task, chains = recipe.model, recipe.task, recipe.sweep.chains
-    plural = "" if model.heads == 1 else "s"
-    block = f"{model.heads} attention head{plural}"
+    block = f"{model.heads} attention head{'s' * (model.heads > 1)}"
     block += "" if model.attention_only else " and an MLP"
     finite = sorted(count for count in chains if count != "infinite")
     seen = ["fresh chains without end"] if "infinite" in chains else []
     if finite:
-        span = diversity_text(finite[0])
-        span += "" if len(finite) == 1 else f" to {diversity_text(finite[-1])}"
-        seen.insert(0, f"sequences of the same K chains only (K = {span})")
+        span = f"K = {diversity_text(finite[0])}".replace(" ", NO_BREAK)
+        span += f" to {diversity_text(finite[-1])}" if len(finite) > 1 else ""
+        seen.insert(0, f"sequences of a fixed set of K chains ({span})")
     return (
-        f"Transformers with {model.layers} layer{'' if model.layers == 1 else 's'} of {block}, "
-        f"{model.width} numbers wide, learn to predict the next state of Markov chains of "
-        f"{task.states} states from up to {task.context} states of context; each model trains on "
+        f"Transformers of {model.layers} layer{'s' * (model.layers > 1)}, each with {block}, and "
+        f"width {model.width} learn to predict the next state of Markov chains with {task.states} "
+        f"states, from up to {task.context} states of context; each model trains on "
         f"{' or on '.join(seen)}."
     )
 
@@ -133,10 +132,12 @@ def _facts(recipe: Recipe) -> str:
     train, sweep = recipe.train, recipe.sweep
     name = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[train.optimizer]
     diversities, seeds = len(sweep.chains), len(sweep.seeds)
+    models = f"{diversities * seeds} models: {diversities} values of K with {seeds} "
+    models += "seed each" if seeds == 1 else "seeds each"
     return (
-        f"{diversities} value{'s' * (diversities > 1)} of K, {seeds} seed{'s' * (seeds > 1)} of "
-        f"each; {train.steps:,} optimizer steps of {name} at learning rate "
-        f"{train.learning_rate:g}{'' if train.schedule == 'constant' else ' (cosine schedule)'}, "
+        f"{'1 model' if diversities * seeds == 1 else models}; {train.steps:,} optimizer steps of "
+        f"{name} at learning rate {train.learning_rate:g}"
+        f"{'' if train.schedule == 'constant' else ' (cosine schedule)'}, "
         f"{train.batch} sequences a step."
     )
 
@@ -188,43 +189,36 @@ def _symbol(name: str) -> str:
 
 
 def _brackets(reading: Reading) -> str:
-    shown = [
-        _symbol(name)
-        for name, threshold in reading.phase_map.thresholds.items()
-        if threshold["bracket"] is not None
-    ]
-    if not shown:
-        return ""
-    return f"Brackets on the right: the K between which {' and '.join(shown)} must lie."
+    shown = " and ".join(_symbol(bracket.name) for bracket in reading.brackets)
+    return shown and f"Brackets on the right: the K between which {shown} must lie."
 
 
 def _thresholds(reading: Reading) -> str:
-    """Both thresholds as a list: between which K each lies, over all seeds and for each."""
+    """Both thresholds as a list: between which K each lies, and for each seed if seeds differ."""
     entries = []
     for name, threshold in reading.phase_map.thresholds.items():
-        meaning, beyond = THRESHOLDS[name]
-        if threshold["bracket"] is None:
-            head, detail = "not known: no cell has a phase yet", ""
-        else:
+        head = f"{_symbol(name)} is not known"
+        seeds = ""
+        if threshold["bracket"] is not None:
             head = _between(name, *threshold["bracket"])
-            if threshold["bracket"][1] is None:
-                head += f" <small>({beyond})</small>"
-            per_seed = [
-                f"seed {entry['seed']}: {_between(name, entry['low'], entry['high'])}"
-                for entry in threshold["per_seed"]
-            ]
-            detail = "; ".join(per_seed) + "." if len(per_seed) > 1 else ""
+            each = {e["seed"]: _between(name, e["low"], e["high"]) for e in threshold["per_seed"]}
+            if set(each.values()) != {head}:
+                seeds = "; ".join(f"seed {seed}: {text}" for seed, text in each.items())
+                seeds = f"By seed: {seeds}."
         note = escape(threshold["note"])
         entries.append(
-            f"<div><dt>{head}</dt><dd>{meaning}. {note[:1].upper()}{note[1:]}. {detail}</dd></div>"
+            f"<div><dt>{head}</dt><dd>{THRESHOLDS[name]} "
+            f"{note[:1].upper()}{note[1:]}. {seeds}</dd></div>"
         )
     return f'<dl class="thresholds">{"".join(entries)}</dl>'
 
 
 def _between(name: str, low: float | None, high: float | None) -> str:
-    below = "" if low is None else f"{diversity_text(low)} &lt; "
-    above = "" if high is None else f" ≤ {diversity_text(high)}"
-    return f"{below}{_symbol(name)}{above}"
+    below = "" if low is None or high is None else f"{diversity_text(low)} &lt; "
+    if low is None and high is None:
+        return "not known"
+    above = f" &gt; {diversity_text(low or 0)}" if high is None else f" ≤ {diversity_text(high)}"
+    return f"{below}{_symbol(name)}{above}".replace(" ", NO_BREAK)
 
 
 def _row(reading: Reading, cell: Cell) -> str:
@@ -283,13 +277,14 @@ def _data(reading: Reading) -> dict[str, Any]:
             for reference, phase in REFERENCES.items()
         },
         "cells": [_cell_data(reading, cell) for cell in reading.cells],
-        "thresholds": [
+        "brackets": [
             {
-                "name": name,
-                "bracket": threshold["bracket"]
-                and [None if end is None else diversity_text(end) for end in threshold["bracket"]],
+                "name": bracket.name,
+                "low": None if bracket.low is None else diversity_text(bracket.low),
+                "high": None if bracket.high is None else diversity_text(bracket.high),
+                "lane": bracket.lane,
             }
-            for name, threshold in reading.phase_map.thresholds.items()
+            for bracket in reading.brackets
         ],
         "uniform": float(np.log(reading.run.recipe.task.states)),
     }

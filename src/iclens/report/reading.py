@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -39,6 +39,19 @@ class Reading:
         """The axis of steps that all cells share."""
         return StepAxis(self.run.recipe.train.evaluation_steps)
 
+    @cached_property
+    def brackets(self) -> list[Bracket]:
+        """The thresholds that are known, each in the first lane where it touches no other."""
+        found: list[Bracket] = []
+        for name, threshold in self.phase_map.thresholds.items():
+            if threshold["bracket"] is not None:
+                low, high = threshold["bracket"]
+                bracket = Bracket(name, low, high)
+                taken = {other.lane for other in found if bracket.touches(other)}
+                lane = next(lane for lane in range(len(found) + 1) if lane not in taken)
+                found.append(replace(bracket, lane=lane))
+        return found
+
     def begins(self, cell: Cell) -> list[tuple[str, int]]:
         """The successive phases of a cell and the step at which each begins."""
         for row in self.phase_map.cells:
@@ -53,6 +66,22 @@ class Reading:
         if cell.curves.attrs["outcome"] == "unfinished":
             return f"{'failed' if cell.error else 'stopped'} at step {cell.curves.step[-1]:,}"
         return str(cell.curves.attrs["outcome"])
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """The K between which a threshold lies, drawn beside the map; None is an open end."""
+
+    name: str
+    low: float | None
+    high: float | None
+    lane: int = 0
+    """Place from the map outwards."""
+
+    def touches(self, other: Bracket) -> bool:
+        """Whether both have a K in common."""
+        lows, highs = (self.low, other.low), (self.high, other.high)
+        return max(low or 0 for low in lows) <= min(high or np.inf for high in highs)
 
 
 def diversity_text(chains: Diversity | float) -> str:
