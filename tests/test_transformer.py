@@ -91,7 +91,8 @@ def test_worlds_at_once_equal_a_loop_over_worlds(config) -> None:
     clean = run(model, states).logits
     for mask, logits, name in zip(masks, batched, config.edges, strict=True):
         alone = run(model, states, Edges(mask, other)).logits
-        np.testing.assert_allclose(logits, alone, atol=2e-5, rtol=1e-5)
+        scale = max(1, np.abs(alone).max())  # without normalisation logits reach 100
+        np.testing.assert_allclose(logits, alone, atol=2e-5 * scale)
         if not name.startswith(("lag", "pos")):  # those are the same in both runs
             assert not np.allclose(alone, clean, atol=1e-6), name
 
@@ -103,9 +104,10 @@ def test_known_senders_are_not_recomputed_and_change_nothing(config) -> None:
     starts = [i for i, n in enumerate(config.senders) if n.endswith(".0") or n.startswith("mlp")]
     for count in [*starts, len(config.senders)]:
         resumed = run(model, states, None, clean.senders.values[:count])
-        np.testing.assert_allclose(resumed.logits, clean.logits, atol=1e-5, rtol=1e-5)
-    doubled = [2 * value for value in clean.senders.values]
-    assert not np.allclose(run(model, states, None, doubled).logits, clean.logits)
+        np.testing.assert_allclose(resumed.logits, clean.logits, atol=1e-5, rtol=1e-4)
+    other = run(model, draw(9))
+    taken = run(model, states, None, other.senders.values)
+    np.testing.assert_allclose(taken.logits, other.logits, atol=1e-5, rtol=1e-5)
 
 
 def test_cutting_the_lag_edge_removes_the_lag_bias() -> None:

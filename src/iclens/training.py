@@ -96,7 +96,7 @@ class TrainingConfig:
         if self.spacing == "linear":
             points = np.linspace(0, self.steps, self.evaluations + 1)[1:]
         else:
-            points = np.geomspace(max(1, self.steps / 500), self.steps, self.evaluations)
+            points = np.geomspace(self.steps, max(1, self.steps / 500), self.evaluations)
         return (0, *sorted({max(1, round(point)) for point in points.tolist()}))
 
     @cached_property

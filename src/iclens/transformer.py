@@ -319,11 +319,11 @@ def normalise(
     """Root-mean-square or layer normalisation over the width, without parameters."""
     if norm == "none":
         return stream
-    # The barrier keeps the compiler from rounding differently depending on what it fuses with, so
-    # that an intervention that changes nothing changes no bit.
-    stream = jax.lax.optimization_barrier(stream)
     if norm == "layer":
-        stream = stream - jnp.mean(stream, axis=-1, keepdims=True)
+        # The barrier keeps the subtraction from being contracted with the division in some fusions
+        # and not in others: an intervention that changes nothing must change no bit.
+        mean = jax.lax.optimization_barrier(jnp.mean(stream, axis=-1, keepdims=True))
+        stream = jax.lax.optimization_barrier(stream - mean)
     return stream * jax.lax.rsqrt(jnp.mean(stream**2, axis=-1, keepdims=True) + NORM_EPSILON)
 
 

@@ -197,7 +197,7 @@ def _strict(value: Any, kind: Any) -> Any:
     raise TypeError(f"expected {expected}, got {value!r}{near}")
 
 
-def _explain(error: BaseException, kind: type | None) -> str:
+def _explain(error: BaseException, kind: Any) -> str:
     if isinstance(error, cattrs.ForbiddenExtraKeysError):
         sections: dict[Any, str] = {
             f.default_factory: f"{f.name}." for f in dataclasses.fields(Recipe)
