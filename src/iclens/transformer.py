@@ -320,10 +320,10 @@ def normalise(
     if norm == "none":
         return stream
     if norm == "layer":
-        # The barrier keeps the subtraction from being contracted with the division in some fusions
-        # and not in others: an intervention that changes nothing must change no bit.
-        mean = jax.lax.optimization_barrier(jnp.mean(stream, axis=-1, keepdims=True))
-        stream = jax.lax.optimization_barrier(stream - mean)
+        # The mean as a matrix product: a sum is rounded differently depending on what the compiler
+        # fuses it with, and an intervention that changes nothing must change no bit.
+        width = stream.shape[-1]
+        stream = stream - dense(stream, jnp.full((width, 1), 1 / width, stream.dtype))
     return stream * jax.lax.rsqrt(jnp.mean(stream**2, axis=-1, keepdims=True) + NORM_EPSILON)
 
 
