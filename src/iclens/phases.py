@@ -316,7 +316,7 @@ class PhaseMap:
                     "final_step": int(cell.step.values[-1]),
                 }
             )
-        return cls(sorted(cells, key=lambda cell: (_diversity(cell), cell["seed"])))
+        return cls(sorted(cells, key=lambda cell: (float_diversity(cell["chains"]), cell["seed"])))
 
     @property
     def thresholds(self) -> dict[str, dict[str, Any]]:
@@ -353,10 +353,11 @@ class PhaseMap:
         lows = [entry["low"] for entry in per_seed]
         highs = [entry["high"] for entry in per_seed]
         known = per_seed and any(end is not None for end in lows + highs)
-        low = None if None in lows else min(lows, key=float, default=None)
-        high = None if None in highs else max(highs, key=float, default=None)
+        low = None if None in lows else min(lows, key=float_diversity, default=None)
+        high = None if None in highs else max(highs, key=float_diversity, default=None)
         return {"bracket": [low, high] if known else None, "per_seed": per_seed, "note": note}
 
 
-def _diversity(cell: dict[str, Any]) -> float:
-    return float("inf") if cell["chains"] == "infinite" else float(cell["chains"])
+def float_diversity(chains: int | str) -> float:
+    """K as a number that sorts; "infinite" is the largest."""
+    return float("inf") if chains == "infinite" else float(chains)

@@ -27,7 +27,7 @@ import jax
 from iclens.lab.cell import Cell
 from iclens.lab.files import write_file
 from iclens.lab.recipe import Recipe, load_recipe
-from iclens.phases import PhaseMap
+from iclens.phases import PhaseMap, float_diversity
 
 LIBRARIES = ("iclens", "jax", "jaxlib", "equinox", "optax", "numpy")
 
@@ -157,8 +157,3 @@ def record_provenance(run: Run) -> None:
     invocations = [*run.provenance.get("invocations", []), invocation]
     content = json.dumps({"invocations": invocations}, indent=1)
     write_file(run.path / "provenance.json", content.encode())
-
-
-def float_diversity(chains: int | str) -> float:
-    """K as a number that sorts."""
-    return float("inf") if chains == "infinite" else float(chains)

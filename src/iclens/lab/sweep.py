@@ -15,7 +15,8 @@ from pathlib import Path
 from iclens.lab.cell import Cell, run_cell
 from iclens.lab.files import write_file
 from iclens.lab.recipe import Recipe
-from iclens.lab.store import Run, float_diversity, hold, record_provenance
+from iclens.lab.store import Run, hold, record_provenance
+from iclens.phases import float_diversity
 
 CALIBRATION_STEPS = 128
 

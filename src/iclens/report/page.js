@@ -23,7 +23,7 @@
   };
   const svg = make("http://www.w3.org/2000/svg"), html = make("http://www.w3.org/1999/xhtml");
   const count = (number) => number.toLocaleString("en");
-  const nats = (value) => (value === null ? "–" : value.toPrecision(3).replace("-", "−"));
+  const nats = (value, digits = 3) => (value === null ? "–" : value.toPrecision(digits).replace("-", "−"));
   const title = (cell) => `K = ${cell.chains}` + (seeds.length > 1 ? `, seed ${cell.seed}` : "");
   const story = (cell) => {
     if (!cell.steps) return cell.outcome;
@@ -148,7 +148,7 @@
     const heading = known ? `${phase}, ${phases[phase].reference}${cell.clear[step] ? "" : " (unclear)"}` : "no phase";
     const lines = [html("p", { class: "title" }, heading),
       html("p", {}, `K = ${cell.chains}, seed ${cell.seed}, step ${count(axis.steps[step])}`),
-      html("p", {}, `margin ${nats(cell.margin[step])} ± ${nats(cell.error[step])} nats; OOD ${cell.ood[step] === "none" ? "no phase" : cell.ood[step]}`)];
+      html("p", {}, `margin ${nats(cell.margin[step])} ± ${nats(cell.error[step], 1)} nats; OOD ${cell.ood[step] === "none" ? "no phase" : cell.ood[step]}`)];
     const table = html("table", {}, html("tr", {}, html("th", {}, ""), html("th", { class: "number" }, "share"), html("th", { class: "number" }, "ID, nats"), html("th", { class: "number" }, "OOD")));
     names.forEach((name, index) => {
       if (cell.composition[index][step] === null && cell.distance.id[index][step] === null) return;
@@ -158,7 +158,7 @@
         html("td", { class: "number" }, nats(cell.distance.id[index][step])),
         html("td", { class: "number" }, nats(cell.distance.ood[index][step]))));
     });
-    tip.replaceChildren(...lines, table, html("p", {}, `the mixture misses ${nats(cell.residual[step])} nats`));
+    tip.replaceChildren(...lines, table, html("p", {}, `KL(model ‖ mixture) ${nats(cell.residual[step], 2)} nats`));
     tip.hidden = false;
     const { width, height } = tip.getBoundingClientRect();
     const besides = near.x + 16 + width < document.documentElement.clientWidth ? near.x + 16 : near.x - 16 - width;

@@ -24,7 +24,7 @@ from plotly.offline import get_plotlyjs
 from iclens import __version__
 from iclens.lab.cell import Cell
 from iclens.lab.files import write_file
-from iclens.lab.recipe import Recipe
+from iclens.lab.recipe import Diversity, Recipe
 from iclens.report.reading import REFERENCES, Reading, diversity_text
 from iclens.report.style import DARK, LIGHT, PHASE_COLOURS, blend, contrast
 
@@ -213,12 +213,14 @@ def _thresholds(reading: Reading) -> str:
     return f'<dl class="thresholds">{"".join(entries)}</dl>'
 
 
-def _between(name: str, low: float | None, high: float | None) -> str:
-    below = "" if low is None or high is None else f"{diversity_text(low)} &lt; "
-    if low is None and high is None:
-        return "not known"
-    above = f" &gt; {diversity_text(low or 0)}" if high is None else f" ≤ {diversity_text(high)}"
-    return f"{below}{_symbol(name)}{above}".replace(" ", NO_BREAK)
+def _between(name: str, low: Diversity | None, high: Diversity | None) -> str:
+    if low is None:
+        text = "not known" if high is None else f"{_symbol(name)} ≤ {diversity_text(high)}"
+    elif high is None:
+        text = f"{_symbol(name)} &gt; {diversity_text(low)}"
+    else:
+        text = f"{diversity_text(low)} &lt; {_symbol(name)} ≤ {diversity_text(high)}"
+    return text.replace(" ", NO_BREAK)
 
 
 def _row(reading: Reading, cell: Cell) -> str:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from iclens.lab.cell import Cell
 from iclens.lab.recipe import Diversity
-from iclens.lab.store import Run
+from iclens.lab.store import Run, float_diversity
 from iclens.phases import PHASES, PhaseMap
 from iclens.predictors import PREDICTORS
 
@@ -73,20 +73,21 @@ class Bracket:
     """The K between which a threshold lies, drawn beside the map; None is an open end."""
 
     name: str
-    low: float | None
-    high: float | None
+    low: Diversity | None
+    high: Diversity | None
     lane: int = 0
     """Place from the map outwards."""
 
     def touches(self, other: Bracket) -> bool:
         """Whether both have a K in common."""
-        lows, highs = (self.low, other.low), (self.high, other.high)
-        return max(low or 0 for low in lows) <= min(high or np.inf for high in highs)
+        low = max(float_diversity(end or 0) for end in (self.low, other.low))
+        high = min(float_diversity(end or "infinite") for end in (self.high, other.high))
+        return low <= high
 
 
-def diversity_text(chains: Diversity | float) -> str:
+def diversity_text(chains: Diversity) -> str:
     """K as it is written on axes."""
-    return "∞" if chains in ("infinite", np.inf) else f"{int(chains):,}"
+    return "∞" if chains == "infinite" else f"{chains:,}"
 
 
 @dataclass(frozen=True)
