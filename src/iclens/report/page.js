@@ -247,8 +247,10 @@
       yaxis: { gridcolor: colour("rule"), zeroline: false, linecolor: colour("muted"), ticks: "outside", ticklen: 5, tickcolor: colour("muted"), ...yaxis },
       ...phaseBand(cell, colour),
     });
+    const positive = distances.flatMap(({ y }) => y).filter((value) => value !== null);
+    const decades = Math.log10(Math.max(...positive) / Math.min(...positive));
     const config = { displayModeBar: false, responsive: true };
-    Plotly.react("distances", distances, layout({ type: "log", dtick: 1, minor: { ticks: "outside", ticklen: 3, tickcolor: colour("muted") }, tickformat: "~g", title: { text: "nats", standoff: 4 } }), config);
+    Plotly.react("distances", distances, layout({ type: "log", dtick: decades > 2 ? 1 : "D2", minor: { ticks: "outside", ticklen: 3, tickcolor: colour("muted") }, tickformat: "~g", title: { text: "nats", standoff: 4 } }), config);
     Plotly.react("losses", losses, layout({ range: [least - pad, most + pad], title: { text: "nats", standoff: 4 } }), config);
   }
 

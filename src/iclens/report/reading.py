@@ -10,8 +10,8 @@ from jaxtyping import Float
 
 from iclens.lab.cell import Cell
 from iclens.lab.recipe import Diversity
-from iclens.lab.store import Run, float_diversity
-from iclens.phases import PHASES, PhaseMap
+from iclens.lab.store import Run
+from iclens.phases import PHASES, PhaseMap, float_diversity
 from iclens.predictors import PREDICTORS
 
 REFERENCES = dict(zip(PREDICTORS, PHASES, strict=True))
