@@ -167,12 +167,12 @@ def test_what_is_no_distribution_is_refused_with_the_place(spoil, message) -> No
         score(spoil(good), ON.states, CHAINS, PRIOR)
 
 
-def curves(chains, seed: int, phases: list[str], clear: list[bool] | None = None) -> xr.Dataset:
+def curves(chains, seed: int, phases: list[str], clear=None, outcome="finished") -> xr.Dataset:
     steps = np.arange(len(phases)) * 100
     return xr.Dataset(
         {"phase": ("step", phases), "clear": ("step", clear or [True] * len(phases))},
         coords={"step": steps},
-        attrs={"chains": chains, "seed": seed},
+        attrs={"chains": chains, "seed": seed, "outcome": outcome},
     )
 
 
@@ -205,3 +205,14 @@ def test_thresholds_outside_the_sweep_are_open_and_mixed_stretches_are_spanned()
     )
     assert mixed.thresholds["K2*"]["bracket"] == [2, 16]
     assert PhaseMap.from_curves([curves(2, 0, ["none"])]).thresholds["K1*"]["bracket"] is None
+
+
+def test_cells_that_did_not_finish_say_nothing_of_thresholds() -> None:
+    cells = [curves(2, 0, ["M2"]), curves(4, 0, ["M1"], outcome="unfinished")]
+    cells += [
+        curves(8, 0, ["M2"]),
+        curves(16, 0, ["G2"]),
+        curves(32, 0, ["M1"], outcome="diverged"),
+    ]
+    found = PhaseMap.from_curves(cells).thresholds
+    assert found["K2*"]["bracket"] == [8, 16]

@@ -297,7 +297,7 @@ class PhaseMap:
 
     cells: list[dict[str, Any]]
     """For each cell: `chains`, `seed`, `phases` (successive, no repeats), `steps` (where each
-    begins) and `final_step`; sorted by K, then seed."""
+    begins), `final_step` and `outcome`; sorted by K, then seed."""
 
     @classmethod
     def from_curves(cls, curves: Iterable[xr.Dataset]) -> PhaseMap:
@@ -314,6 +314,7 @@ class PhaseMap:
                     "phases": phases,
                     "steps": steps,
                     "final_step": int(cell.step.values[-1]),
+                    "outcome": cell.attrs["outcome"],
                 }
             )
         return cls(sorted(cells, key=lambda cell: (float_diversity(cell["chains"]), cell["seed"])))
@@ -324,7 +325,8 @@ class PhaseMap:
 
         K1*: where G2 begins to be visited on the way.  K2*: where the run no longer ends in M2;
         since a cell may still switch after the last step, it is a lower bound at that many steps.
-        A bracket's end is null where no cell of the sweep lies on that side.  Over seeds, the
+        Cells that are unfinished or diverged say nothing of where they would have ended and are left
+        out.  A bracket's end is null where no cell of the sweep lies on that side.  Over seeds, the
         bracket spans those of all seeds.
         """
         return {
@@ -340,7 +342,7 @@ class PhaseMap:
         }
 
     def _bracket(self, beyond: Callable[[dict[str, Any]], bool], note: str) -> dict[str, Any]:
-        labelled = [cell for cell in self.cells if cell["phases"]]
+        labelled = [c for c in self.cells if c["phases"] and c["outcome"] == "finished"]
         per_seed = []
         for seed in sorted({cell["seed"] for cell in labelled}):
             row = [(cell["chains"], beyond(cell)) for cell in labelled if cell["seed"] == seed]
