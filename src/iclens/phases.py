@@ -325,7 +325,7 @@ class PhaseMap:
 
         K1*: where G2 begins to be visited on the way.  K2*: where the run no longer ends in M2;
         since a cell may still switch after the last step, it is a lower bound at that many steps.
-        Cells that are unfinished or diverged say nothing of where they would have ended and are left
+        Cells that are unfinished or diverged do not say where they would have ended and are left
         out.  A bracket's end is null where no cell of the sweep lies on that side.  Over seeds, the
         bracket spans those of all seeds.
         """

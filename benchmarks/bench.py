@@ -1,0 +1,154 @@
+"""`make bench`: the train step beside PyTorch's, the references, an evaluation, `--help`.
+
+Both frameworks alternate in one process, pinned to one core or to two; medians are printed, and
+the aims beside them.  Floating-point operations count the matrix products of a step, forward once
+and backward twice, with full attention.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+SIZES = {  # states, context, width, batch, steps a round
+    "quick": (4, 48, 32, 32, 192),
+    "paper": (10, 128, 64, 64, 64),
+}
+AIMS = {"quick": (2.2, 0.45), "paper": (1.5, 0.60)}  # times torch, share of the peak; one thread
+ROUNDS = 5
+
+
+def main() -> None:
+    print("train step, ms (median of alternating rounds)")
+    print("size   threads  iclens   torch  ratio  aim   share of peak  aim   same loss")
+    cores = min(2, len(os.sched_getaffinity(0)))
+    for size in SIZES:
+        for threads in range(1, cores + 1):
+            got = worker("train_step", size, str(threads))
+            aims = [f"{aim:.2f}" for aim in AIMS[size]] if threads == 1 else ["", ""]
+            print(
+                f"{size}  {threads:7}  {got['ours']:6.2f}  {got['torch']:6.2f}  "
+                f"{got['torch'] / got['ours']:5.2f}  {aims[0]:4}  {got['share']:13.2f}  "
+                f"{aims[1]:4}  {got['difference']:.0e}"
+            )
+    references = worker("references")["seconds"]
+    print(
+        f"four references, 256 sequences, N = 128, C = 10, K = 10,000: {references:.1f} s, aim 10"
+    )
+    evaluation = worker("evaluation")["seconds"]
+    print(f"evaluation of a checkpoint, K = 1,024: {evaluation:.2f} s, aim 1")
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "iclens.cli", "--help"], stdout=subprocess.DEVNULL)
+    print(f"iclens --help: {time.perf_counter() - start:.2f} s, aim 0.7")
+
+
+def worker(*arguments: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout)
+
+
+def train_step(size: str, threads: str) -> dict[str, float]:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(threads)])
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import torch
+    import torch_reference
+
+    from iclens import ChainPrior, TrainingConfig, Transformer, TransformerConfig, initial_state
+    from iclens.training import next_state_loss, train
+
+    torch.set_num_threads(int(threads))
+    states, context, width, batch, steps = SIZES[size]
+    chains = ChainPrior(states).sample(jax.random.key(0), 64)
+    model = Transformer(TransformerConfig(width=width), states, context, key=jax.random.key(1))
+    reference = torch_reference.Reference(states, width, context)
+    torch_reference.load(reference, model)
+    sequences, transition = chains.draw(jax.random.key(2), batch, context + 1)
+    batch_torch = torch.tensor(np.asarray(sequences), dtype=torch.long)
+    ours = float(
+        jax.jit(next_state_loss, static_argnums=3)(model, sequences, transition, "sampled")
+    )
+    difference = abs(ours - float(torch_reference.loss(reference, batch_torch)))
+    assert difference < 1e-5, "the two models are not the same"
+
+    config = TrainingConfig(steps=steps, batch=batch, evaluations=1)
+    optimizer = torch.optim.Adam(reference.parameters(), lr=config.learning_rate)
+    square = jnp.ones((1024, 1024), jnp.float32)
+    multiply = jax.jit(jnp.matmul)
+
+    def run_ours() -> None:
+        *_, last = train(initial_state(model, config), chains, config, key=jax.random.key(3))
+        assert last.step == steps
+
+    def run_torch() -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            torch_reference.loss(reference, batch_torch).backward()
+            optimizer.step()
+
+    def run_peak() -> None:
+        for _ in range(8):
+            multiply(square, square).block_until_ready()
+
+    times: dict[str, list[float]] = {"ours": [], "torch": [], "peak": []}
+    for number in range(ROUNDS + 1):
+        for name, run in (("ours", run_ours), ("torch", run_torch), ("peak", run_peak)):
+            start = time.perf_counter()
+            run()
+            if number:  # the first round compiles
+                times[name].append(time.perf_counter() - start)
+    ms = {name: 1e3 * float(np.median(times[name])) / steps for name in ("ours", "torch")}
+    tokens = batch * context
+    forward = 2 * tokens * (2 * (12 * width**2 + 2 * context * width) + width * states)
+    peak = 8 * 2 * 1024**3 / min(times["peak"])
+    return {**ms, "share": 3 * forward / (ms["ours"] * 1e-3) / peak, "difference": difference}
+
+
+def references() -> dict[str, float]:
+    import jax
+
+    from iclens import ChainPrior, reference_predictors
+
+    prior = ChainPrior(10)
+    chains = prior.sample(jax.random.key(0), 10_000)
+    states, _ = chains.sample(jax.random.key(1), 256, 128)
+    start = time.perf_counter()
+    for predictor in reference_predictors(chains, prior).values():
+        predictor(states).block_until_ready()
+    return {"seconds": time.perf_counter() - start}
+
+
+def evaluation() -> dict[str, float]:
+    """References, distances, composition and errors of one checkpoint at the quick size."""
+    import jax
+    import numpy as np
+
+    from iclens import ChainPrior, Transformer, TransformerConfig, score
+
+    prior = ChainPrior(4)
+    chains = prior.sample(jax.random.key(0), 1024)
+    states, _ = chains.sample(jax.random.key(1), 512, 48)
+    model = Transformer(TransformerConfig(), 4, 48, key=jax.random.key(2))
+    log_probs = jax.jit(lambda model, states: jax.nn.log_softmax(model(states)))
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        score(lambda states: log_probs(model, states), states, chains, prior)
+        times.append(time.perf_counter() - start)
+    return {"seconds": float(np.median(times[1:]))}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        main()
+    else:
+        name, *rest = sys.argv[1:]
+        print(json.dumps(globals()[name](*rest)))
