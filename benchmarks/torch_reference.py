@@ -25,8 +25,10 @@ class Block(nn.Module):
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
         read = normalise(stream)
-        logits = self.query(read) @ self.key(read).mT * stream.shape[-1] ** -0.5
-        logits = (logits + self.lag_bias[self.lag]).masked_fill(self.future, -torch.inf)
+        bias = self.lag_bias[self.lag].masked_fill(self.future, -torch.inf)
+        bias = bias.expand(len(stream), -1, -1)
+        scale = stream.shape[-1] ** -0.5
+        logits = torch.baddbmm(bias, self.query(read), self.key(read).mT, alpha=scale)
         stream = stream + self.output(logits.softmax(-1) @ self.value(read))
         return stream + self.out(F.relu(self.into(normalise(stream))))
 
@@ -48,7 +50,7 @@ class Reference(nn.Module):
 
 
 def normalise(stream: torch.Tensor) -> torch.Tensor:
-    return stream * torch.rsqrt(stream.square().mean(-1, keepdim=True) + 1e-6)
+    return F.rms_norm(stream, stream.shape[-1:], eps=1e-6)
 
 
 def loss(model: Reference, states: torch.Tensor) -> torch.Tensor:
