@@ -12,7 +12,7 @@ quick: $(INSTALLED)
 	$(BIN)/iclens run quick --out $(RUN)
 
 test: $(INSTALLED)
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" --numprocesses auto --maxprocesses 8 --dist loadfile
 
 slow: $(INSTALLED)
 	$(BIN)/pytest -m slow

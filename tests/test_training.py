@@ -81,9 +81,11 @@ def test_where_evaluations_fall_does_not_change_the_arithmetic() -> None:
     assert_same_bits(few[-1].state, many[-1].state)
 
 
-def test_a_plain_loop_does_the_same_steps() -> None:
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_a_plain_loop_does_the_same_steps(pieces, monkeypatch) -> None:
     """The compiled loop against batches drawn and optax applied by hand."""
-    config = dataclasses.replace(CONFIG, steps=70)
+    config = dataclasses.replace(CONFIG, steps=70, learning_rate=2e-3 + 1e-4 * pieces)
+    monkeypatch.setattr(training, "PIECE_TOKENS", CONFIG.batch * N // pieces)
     state = fresh(config)
     model, optimizer = state.model, optax.adam(config.learning_rate)
     moments = optimizer.init(model)
@@ -113,6 +115,25 @@ def test_divergence_is_an_outcome() -> None:
     assert 0 < snapshots[-1].diverged <= snapshots[-1].step
     assert all(snapshot.diverged is None for snapshot in snapshots[:-1])
     assert history(config, state=snapshots[-1].state) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "pieces"),
+    [(32, 48, 2), (64, 128, 8), (8, 8, 1), (31, 100, 1), (30, 100, 3), (2, 10**6, 2)],
+)
+def test_pieces_divide_the_batch_and_fit_the_cache(batch, context, pieces) -> None:
+    assert training._pieces(batch, context) == pieces
+
+
+def test_gradients_of_trained_models_are_finite_in_every_parameter(tiny_run) -> None:
+    for cell in tiny_run.cells:
+        states, transition = cell.prior.draw(jax.random.key(6), 64, cell.recipe.task.context + 1)
+        slope = jax.jit(jax.grad(next_state_loss), static_argnums=3)(
+            cell.model(), states, transition, "sampled"
+        )
+        for path, array in jax.tree.leaves_with_path(slope):
+            assert np.isfinite(array).all(), path
+            assert np.any(array != 0), path
 
 
 def test_a_cyclic_chain_is_learned_exactly() -> None:

@@ -15,12 +15,10 @@ CONFIGS = [
     TransformerConfig(width=16, heads=heads, positions=positions, norm=norm)
     for heads, positions, norm in [
         (1, "relative", "rms"),
-        (2, "relative", "rms"),
         (4, "relative", "layer"),
         (1, "absolute", "rms"),
         (2, "absolute", "none"),
         (2, "rotary", "layer"),
-        (4, "rotary", "rms"),
         (1, "none", "none"),
     ]
 ] + [

@@ -287,8 +287,7 @@ def _validated(transition: ArrayLike) -> np.ndarray:
             f"row {row} of chain {chain} sums to {sums[chain, row]:.8g}, expected 1 within "
             f"{ROW_TOLERANCE:g}"
         )
-    matrices = matrices / sums[..., None]
-    return matrices
+    return matrices / sums[..., None]
 
 
 def _stationary(transition: np.ndarray) -> np.ndarray:

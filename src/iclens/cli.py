@@ -5,9 +5,11 @@ Heavy imports wait until a command needs them, so that help answers at once.
 
 import difflib
 import inspect
-import json
+import shlex
 import sys
 import time
+from collections.abc import Callable
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,17 +26,20 @@ def run(arguments: list[str]) -> int:
     import tyro
 
     from iclens.lab.recipe import Recipe, load_recipe, presets
-    from iclens.lab.store import create_run
+    from iclens.lab.store import create_run, open_run
     from iclens.lab.sweep import plan as make_plan
     from iclens.lab.sweep import run_sweep
+    from iclens.report import write_report
 
-    usage = (
-        "usage: iclens run RECIPE [--out DIR] [--plan] [--SECTION.KEY VALUE ...]\n"
-        f"RECIPE is the path of a .toml file, or one of: {', '.join(presets())}"
-    )
     if not arguments or arguments[0].startswith("-"):
-        print(usage, file=sys.stdout if arguments[:1] in (["-h"], ["--help"]) else sys.stderr)
-        return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
+        asked = arguments[:1] in (["-h"], ["--help"])
+        print(
+            "usage: iclens run RECIPE [--out DIR] [--plan] [--SECTION.KEY VALUE ...]\n"
+            f"RECIPE is the path of a .toml file, or one of: {', '.join(presets())}\n"
+            "`iclens run RECIPE --help` lists the keys.",
+            file=sys.stdout if asked else sys.stderr,
+        )
+        return 0 if asked else 2
     source, *rest = arguments
     loaded = load_recipe(source)
 
@@ -65,94 +70,81 @@ def run(arguments: list[str]) -> int:
     try:
         failed = run_sweep(created, on_cell=progress.on_cell, on_steps=progress.on_steps)
     except KeyboardInterrupt:
-        print(
-            f"\nstopped; nothing that was saved is lost. To go on: iclens run "
-            f"{created.path / 'recipe.toml'} --out {created.path}",
-            file=sys.stderr,
+        again = shlex.join(
+            ["iclens", "run", str(created.path / "recipe.toml"), "--out", str(created.path)]
         )
+        print(f"\nstopped; nothing that was saved is lost. To go on: {again}", file=sys.stderr)
         return 130
-    print_phases(created)
-    print(f"report  {write(created)}")
+    finished = open_run(created.path)
+    print_phases(finished)
+    print(f"report  {write_report(finished)}")
     for cell in failed:
         last = (cell.error or "").strip().splitlines()[-1]
         print(f"failed: {cell.name}: {last} (all of it in {cell.path}/error.txt)", file=sys.stderr)
     return 1 if failed else 0
 
 
-def status(arguments: list[str]) -> int:
-    """Say what is done, unfinished, failed, damaged or missing in a run."""
-    import tyro
+def status(run: Path, /) -> int:
+    """Say what is done, unfinished, failed, damaged or missing in a run.
 
-    def command(run: tyro.conf.Positional[Path]) -> int:
-        """Say what is done, unfinished, failed, damaged or missing in a run.
+    Args:
+        run: Folder of the run.
+    """
+    from iclens.lab.store import open_run
 
-        Args:
-            run: Folder of the run.
-        """
-        from iclens.lab.store import open_run
-
-        opened = open_run(run)
-        for cell in opened.cells:
-            curves = cell.curves
-            step = 0 if curves is None else int(curves.step[-1])
-            outcome = "" if curves is None else curves.attrs["outcome"]
-            told = (cell.error or "").strip().splitlines()[-1:] or (
-                [outcome] if outcome.startswith("diverged") else []
-            )
-            line = f"{cell.name:28} {cell.status:10} step {step} of {cell.recipe.train.steps}"
-            print(" ".join([line, *told]))
-        if any(cell.status != "done" for cell in opened.cells):
-            print(f"to go on: iclens run {run / 'recipe.toml'} --out {run}")
-        return 0
-
-    code: int = tyro.cli(command, args=arguments, prog="iclens status")
-    return code
+    opened = open_run(run)
+    for cell in opened.cells:
+        curves = cell.curves
+        step = 0 if curves is None else int(curves.step[-1])
+        outcome = "" if curves is None else curves.attrs["outcome"]
+        told = (cell.error or "").strip().splitlines()[-1:] or (
+            [outcome] if outcome.startswith("diverged") else []
+        )
+        line = f"{cell.name:28} {cell.status:10} step {step} of {cell.recipe.train.steps}"
+        print(" ".join([line, *told]))
+    if any(cell.status != "done" for cell in opened.cells):
+        again = shlex.join(["iclens", "run", str(run / "recipe.toml"), "--out", str(run)])
+        print(f"to go on: {again}")
+    return 0
 
 
-def phases(arguments: list[str]) -> int:
-    """Print the phases that each cell goes through, and the thresholds."""
-    import tyro
+def phases(run: Path, /, json: bool = False) -> int:
+    """Print the phases that each cell goes through, and the thresholds.
 
-    def command(run: tyro.conf.Positional[Path], json: bool = False) -> int:
-        """Print the phases that each cell goes through, and the thresholds.
+    Args:
+        run: Folder of the run.
+        json: Print JSON, for programs.
+    """
+    from iclens.lab.store import open_run
 
-        Args:
-            run: Folder of the run.
-            json: Print JSON, for programs.
-        """
-        from iclens.lab.store import open_run
-
-        opened = open_run(run)
-        if json:
-            print_json(opened)
-        else:
-            print_phases(opened)
-        return 0
-
-    code: int = tyro.cli(command, args=arguments, prog="iclens phases")
-    return code
+    opened = open_run(run)
+    if json:
+        found = opened.phase_map
+        print(dumps({"cells": found.cells, "thresholds": found.thresholds}))
+    else:
+        print_phases(opened)
+    return 0
 
 
-def report(arguments: list[str]) -> int:
-    """Write the page and the figures of a run again."""
-    import tyro
+def report(run: Path, /) -> int:
+    """Write the page and the figures of a run again.
 
-    def command(run: tyro.conf.Positional[Path]) -> int:
-        """Write the page and the figures of a run again.
+    Args:
+        run: Folder of the run.
+    """
+    from iclens.lab.store import open_run
+    from iclens.report import write_report
 
-        Args:
-            run: Folder of the run.
-        """
-        from iclens.lab.store import open_run
-
-        print(write(open_run(run)))
-        return 0
-
-    code: int = tyro.cli(command, args=arguments, prog="iclens report")
-    return code
+    print(write_report(open_run(run)))
+    return 0
 
 
-COMMANDS = {"run": run, "status": status, "phases": phases, "report": report}
+COMMANDS: dict[str, Callable[..., int]] = {
+    "run": run,
+    "status": status,
+    "phases": phases,
+    "report": report,
+}
 
 
 def main() -> None:
@@ -176,40 +168,32 @@ def dispatch(arguments: list[str]) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         print(
-            f"iclens: unknown command {name!r}{hint} Expected one of {', '.join(COMMANDS)}",
+            f"iclens: unknown command {name!r}{hint} Expected one of {', '.join(COMMANDS)}.",
             file=sys.stderr,
         )
         return 2
     try:
-        return COMMANDS[name](rest)
+        if name == "run":  # its options are the keys of the recipe that it reads first
+            return run(rest)
+        import tyro
+
+        code: int = tyro.cli(COMMANDS[name], args=rest, prog=f"iclens {name}")
+        return code
     except (ValueError, OSError) as error:
         print(f"iclens {name}: {error}", file=sys.stderr)
         return 2
 
 
-def write(run: "Run") -> Path:
-    from iclens.report import write_report
-
-    path: Path = write_report(run)
-    return path
-
-
-def print_json(run: "Run") -> None:
-    phase_map = run.phase_map()
-    print(json.dumps({"cells": phase_map.cells, "thresholds": phase_map.thresholds}))
-
-
 def print_phases(run: "Run") -> None:
-    phase_map = run.phase_map()
     print(f"{'K':>8} {'seed':>4}  phases (and the step at which each begins)")
-    for cell in phase_map.cells:
+    for cell in run.phase_map.cells:
         path = " -> ".join(
             f"{phase} ({step})" for phase, step in zip(cell["phases"], cell["steps"], strict=True)
         )
         print(f"{cell['chains']:>8} {cell['seed']:>4}  {path or 'none'}")
-    for name, threshold in phase_map.thresholds.items():
+    for name, threshold in run.phase_map.thresholds.items():
         low, high = threshold["bracket"] or (None, None)
         print(f"{name} between {low or '?'} and {high or '?'}: {threshold['note']}")
 
@@ -226,8 +210,8 @@ class Progress:
     """Progress of a sweep: a live line in a terminal, plain lines elsewhere."""
 
     def __init__(self, run: "Run") -> None:
-        self.cells = run.cells
-        self.left = sum(cell.recipe.train.steps for cell in self.cells)
+        self.left = len(run.recipe.sweep.chains) * len(run.recipe.sweep.seeds)
+        self.left *= run.recipe.train.steps
         self.trained = 0  # steps, and the seconds they took, without compilation
         self.seconds = 0.0
         self.last: tuple[int, float] | None = None

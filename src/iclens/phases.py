@@ -43,8 +43,13 @@ class EvaluationSet(eqx.Module):
     """True distribution of the next state, where it is known."""
     references: Float[Array, "predictor batch position state"]
     """Log-probabilities of the references."""
-    names: tuple[str, ...] = eqx.field(static=True)
-    """Names of the references, a part of `PREDICTORS`."""
+
+    @property
+    def reference_loss(self) -> Float[Array, " predictor"]:
+        """Expected cross-entropy of each reference; NaN if the target is unknown."""
+        if self.target is None:
+            return jnp.full(len(self.references), jnp.nan)
+        return jnp.stack([cross_entropy(self.target, log_probs) for log_probs in self.references])
 
 
 class Measurement(eqx.Module):
@@ -84,7 +89,6 @@ def evaluation_set(
         states=states,
         target=jnp.take_along_axis(jnp.asarray(transition), states[..., None], axis=1),
         references=jnp.stack([predictor(states) for predictor in predictors.values()]),
-        names=tuple(predictors),
     )
 
 
@@ -261,7 +265,7 @@ def score(
         raise ValueError(
             f"sequence {sequence}: no chain of the set can produce its first {position + 1} states"
         )
-    on = EvaluationSet(states, None, references, tuple(predictors))
+    on = EvaluationSet(states, None, references)
     weights, residual = compose(jnp.asarray(log_probs), on)
     return Score(
         measurement=measure(jnp.asarray(log_probs), on),

@@ -194,14 +194,14 @@ def _tables(chains: ChainSet, points: int, readout: str) -> _Tables:
     log_step = np.where(impossible, 0, log_step)
 
     def by_word(values: np.ndarray) -> Array:
-        return jnp.asarray(np.ascontiguousarray(grouped(values, 0.0).swapaxes(1, 2)))
+        return jnp.asarray(np.ascontiguousarray(grouped(values).swapaxes(1, 2)))
 
     return _Tables(
         log_start=jnp.asarray(grouped(log_start, -np.inf)),
         log_step=by_word(log_step),
         impossible=by_word(impossible) if impossible.any() else None,
         prediction=jnp.asarray(
-            grouped(chains.transition if readout == "row" else chains.stationary, 0.0)
+            grouped(chains.transition if readout == "row" else chains.stationary)
         ),
     )
 

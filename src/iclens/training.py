@@ -7,6 +7,7 @@ change neither the arithmetic nor the number of compilations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclens.transformer import Transformer
 
+PIECE_TOKENS = 1024
+"""Positions whose activations a CPU keeps in its cache from the forward pass to the backward."""
 BLOCK = 64
 """Steps whose batches are drawn together (one step at a time, sampling would cost more than it)."""
 
@@ -193,6 +196,15 @@ def train(
         )
 
 
+def _pieces(batch: int, context: int) -> int:
+    """Pieces of a batch whose gradients are summed: on a CPU, as many as keep one in its cache."""
+    if jax.default_backend() != "cpu":
+        return 1
+    wanted = batch * context / PIECE_TOKENS
+    divisors = [count for count in range(1, batch + 1) if batch % count == 0]
+    return min(divisors, key=lambda count: abs(math.log(count / wanted)))
+
+
 @eqx.filter_jit
 def _run_block(
     state: TrainingState,
@@ -207,18 +219,26 @@ def _run_block(
     states, transition = source.draw(
         jax.random.fold_in(key, block), BLOCK * config.batch, state.model.context + 1
     )
-    states = states.reshape(BLOCK, config.batch, -1)
-    transition = transition.reshape(BLOCK, config.batch, *transition.shape[1:])
+    pieces = _pieces(config.batch, state.model.context)
+    states = states.reshape(BLOCK, pieces, config.batch // pieces, -1)
+    transition = transition.reshape(*states.shape[:3], *transition.shape[1:])
 
     def step(number: Int[Array, ""], carry: tuple[TrainingState, Array]) -> Any:
         state, total = carry
         index = number % BLOCK
-        value, gradient = eqx.filter_value_and_grad(next_state_loss)(
-            state.model, states[index], transition[index], config.loss
+        parameters = eqx.filter(state.model, eqx.is_inexact_array)
+
+        def accumulate(total: Any, piece: tuple[Array, Array]) -> tuple[Any, None]:
+            one = eqx.filter_value_and_grad(next_state_loss)(state.model, *piece, config.loss)
+            return jax.tree.map(jnp.add, total, one), None
+
+        total_of_pieces, _ = jax.lax.scan(
+            accumulate,
+            jax.tree.map(jnp.zeros_like, (jnp.float32(0), parameters)),
+            (states[index], transition[index]),
         )
-        updates, optimizer = config.transform.update(
-            gradient, state.optimizer, eqx.filter(state.model, eqx.is_inexact_array)
-        )
+        value, gradient = jax.tree.map(lambda sums: sums / pieces, total_of_pieces)
+        updates, optimizer = config.transform.update(gradient, state.optimizer, parameters)
         lost = (state.diverged < 0) & ~jnp.isfinite(value)
         state = TrainingState(
             model=eqx.apply_updates(state.model, updates),

@@ -9,12 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+import tomllib
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import tomlkit
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from iclens import cli
 from iclens.lab.cell import RESULTS, Cell, run_cell
@@ -69,6 +72,73 @@ def test_a_bad_recipe_is_one_clear_error(text, message) -> None:
     assert message in str(error.value)
 
 
+TABLES = st.fixed_dictionaries(
+    {
+        "task": st.fixed_dictionaries(
+            {
+                "states": st.integers(2, 20),
+                "context": st.integers(2, 10**6),
+                "concentration": st.floats(0, exclude_min=True, allow_infinity=False),
+            }
+        ),
+        "model": st.fixed_dictionaries(
+            {
+                "width": st.sampled_from([8, 16, 64]),
+                "heads": st.sampled_from([1, 2, 4]),
+                "hidden": st.integers(1, 99),
+                "attention_only": st.booleans(),
+                "positions": st.sampled_from(["relative", "absolute", "rotary", "none"]),
+            }
+        ),
+        "train": st.fixed_dictionaries(
+            {
+                "steps": st.integers(1, 10**9),
+                "optimizer": st.sampled_from(["adam", "adamw", "sgd"]),
+                "learning_rate": st.floats(0, exclude_min=True, allow_infinity=False),
+                "beta1": st.floats(0, 1, exclude_max=True),
+            }
+        ),
+        "sweep": st.fixed_dictionaries(
+            {
+                "chains": st.lists(
+                    st.integers(1, 10**9) | st.just("infinite"), min_size=1, max_size=4, unique=True
+                ),
+                "seeds": st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3, unique=True),
+            }
+        ),
+    }
+)
+
+
+@given(TABLES)
+def test_any_recipe_round_trips_through_toml(table) -> None:
+    recipe = parse_recipe(tomlkit.dumps(table))
+    text = recipe.to_toml()
+    assert parse_recipe(text).to_toml() == text
+    written = tomllib.loads(text)
+    for section, keys in table.items():
+        assert keys == {key: written[section][key] for key in keys}
+
+
+KEYS = [(section, key) for section, table in tomllib.loads(TINY.to_toml()).items() for key in table]
+
+
+@given(st.sampled_from(KEYS), st.sampled_from(["misspelt", -1, 0.5, "nonsense", [[]], {"a": 1}]))
+def test_any_single_damage_is_one_error_that_names_the_key(place, damage) -> None:
+    section, key = place
+    table = tomllib.loads(TINY.to_toml())
+    if damage == "misspelt":
+        table[section][key + "s"] = table[section].pop(key)
+    else:
+        assume(not (damage == 0.5 and isinstance(table[section][key], float)))
+        table[section][key] = damage
+    with pytest.raises(ValueError, match=r"^r: ") as error:
+        parse_recipe(tomlkit.dumps(table), where="r")
+    message = str(error.value)
+    assert f"{section}.{key}" in message
+    assert message.count(", got ") + message.count("unknown key") == 1
+
+
 def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown preset 'quik'; did you mean 'quick'"):
         load_recipe("quik")
@@ -118,7 +188,7 @@ def results(cell: Cell) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Cell:
-    cell = Cell(tmp_path_factory.mktemp("cell") / "c", SHORT, 4, 0)
+    cell = Cell(tmp_path_factory.mktemp("cells"), SHORT, 4, 0)
     run_cell(cell)
     return dataclasses.replace(cell)
 
@@ -127,7 +197,7 @@ def undisturbed(tmp_path_factory) -> Cell:
 def test_a_cell_stopped_after_any_piece_ends_with_the_same_bytes(
     undisturbed, tmp_path, monkeypatch, after
 ) -> None:
-    cell = Cell(tmp_path / "c", SHORT, 4, 0)
+    cell = Cell(tmp_path, SHORT, 4, 0)
     from iclens.lab import cell as module
 
     written = []
@@ -173,7 +243,7 @@ def test_curves_have_units_and_every_reference(undisturbed) -> None:
 
 
 def test_infinitely_many_chains_have_no_memorising_references(tmp_path) -> None:
-    cell = Cell(tmp_path / "c", SHORT, "infinite", 0)
+    cell = Cell(tmp_path, SHORT, "infinite", 0)
     run_cell(cell)
     curves = dataclasses.replace(cell).curves
     assert np.isnan(curves.distance.sel(predictor="2-Mem")).all()
@@ -183,7 +253,7 @@ def test_infinitely_many_chains_have_no_memorising_references(tmp_path) -> None:
 
 def test_a_diverged_cell_is_done_and_says_so(tmp_path) -> None:
     train = dataclasses.replace(SHORT.train, optimizer="sgd", learning_rate=1e30)
-    cell = Cell(tmp_path / "c", dataclasses.replace(SHORT, train=train), 4, 0)
+    cell = Cell(tmp_path, dataclasses.replace(SHORT, train=train), 4, 0)
     run_cell(cell)
     cell = dataclasses.replace(cell)
     assert cell.status == "done"
@@ -201,6 +271,27 @@ def test_no_two_purposes_cells_or_seeds_share_a_key() -> None:
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.parametrize("name", ["pieces/0.safetensors", "state.safetensors"])
+def test_a_damaged_file_of_an_unfinished_cell_is_found_too(
+    undisturbed, tmp_path, monkeypatch, name
+) -> None:
+    run = create_run(tmp_path / "run", SHORT)
+    monkeypatch.setattr(
+        "iclens.lab.cell.checksum", lambda path: 1 / 0
+    )  # the last thing before done
+    assert len(run_sweep(run)) == 1
+    monkeypatch.undo()
+    cell = run.cells[0]
+    assert cell.status == "failed"
+    path = cell.path / name
+    path.write_bytes(path.read_bytes()[:-7])
+    assert open_run(run.path).cells[0].status == "damaged"
+    events = []
+    assert run_sweep(run, on_cell=lambda cell, event: events.append(event)) == []
+    assert events == ["set aside", "start", "done"]
+    assert results(cell) == results(undisturbed)
+
+
 # --- runs
 
 
@@ -216,12 +307,13 @@ def test_a_damaged_cell_is_set_aside_and_computed_again(tmp_path, kind) -> None:
     path.unlink()
     if kind != "missing":
         path.write_bytes(content if kind == "flipped" else content[:-7])
-    assert run.cells[0].status == "damaged"
-    assert "checkpoints.safetensors" in run.cells[0].error
+    damaged = open_run(run.path).cells[0]
+    assert damaged.status == "damaged"
+    assert "checkpoints.safetensors" in damaged.error
     events = []
     assert run_sweep(run, on_cell=lambda cell, event: events.append(event)) == []
     assert events == ["set aside", "start", "done"]
-    assert results(run.cells[0]) == before
+    assert results(cell) == before
     assert (run.path / "cells" / "chains=4,seed=0.damaged-1" / "done.json").exists()
 
 
@@ -278,28 +370,31 @@ def test_provenance_names_versions_and_random_numbers(tiny_run) -> None:
 # --- the command line
 
 
-def test_kill_nine_and_again_ends_with_the_same_bytes(tmp_path) -> None:
-    recipe = dataclasses.replace(
-        SHORT, train=dataclasses.replace(SHORT.train, steps=3000, evaluations=30)
+@pytest.mark.parametrize("renames", [3, 8])
+def test_kill_nine_and_again_ends_with_the_same_bytes(undisturbed, tmp_path, renames) -> None:
+    """SIGKILL between the writing of a file and its renaming, of a state or of a piece."""
+    (tmp_path / "r.toml").write_text(SHORT.to_toml())
+    dies = (
+        "import os, signal, sys\n"
+        "from iclens import cli\n"
+        "replace, left = os.replace, int(sys.argv.pop())\n"
+        "def replace_or_die(*paths):\n"
+        "    global left\n"
+        "    left -= 'cells' in str(paths[1])\n"
+        "    os.kill(os.getpid(), signal.SIGKILL) if left < 0 else replace(*paths)\n"
+        "os.replace = replace_or_die\n"
+        "cli.main()\n"
     )
-    (tmp_path / "r.toml").write_text(recipe.to_toml())
-
-    def command(out: str) -> list[str]:
-        return [sys.executable, "-m", "iclens.cli", "run", "r.toml", "--out", out]
-
-    killed = subprocess.Popen(command("killed"), cwd=tmp_path, stderr=subprocess.DEVNULL)
-    pieces = tmp_path / "killed" / "cells" / "chains=4,seed=0" / "pieces"
-    deadline = time.monotonic() + 120
-    while len(list(pieces.glob("[0-9]*"))) < 12 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    killed.send_signal(signal.SIGKILL)
-    assert killed.wait() == -signal.SIGKILL
-    assert open_run(tmp_path / "killed").cells[0].status == "unfinished"
-    for out in ("killed", "whole"):
-        again = subprocess.run(command(out), cwd=tmp_path, capture_output=True, text=True)
-        assert again.returncode == 0, again.stderr
-    first, second = (open_run(tmp_path / out).cells[0] for out in ("killed", "whole"))
-    assert results(first) == results(second)
+    command = ["run", "r.toml", "--out", "run"]
+    killed = subprocess.run(
+        [sys.executable, "-c", dies, *command, str(renames)], cwd=tmp_path, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    cell = open_run(tmp_path / "run").cells[0]
+    assert cell.status == "unfinished"
+    assert cell.steps == list(SHORT.train.evaluation_steps)[: (renames + 1) // 2]
+    assert cli.dispatch(["run", str(tmp_path / "r.toml"), "--out", str(tmp_path / "run")]) == 0
+    assert results(cell) == results(undisturbed)
 
 
 def test_phases_as_json(tiny_run, capsys) -> None:

@@ -116,8 +116,7 @@ def write_run(
     for count in chains:
         for seed in seeds:
             status = (statuses or {}).get((count, seed), "done")
-            name = f"chains={count},seed={seed}"
-            write_cell(Cell(path / "cells" / name, recipe, count, seed), status)
+            write_cell(Cell(path / "cells", recipe, count, seed), status)
     return path
 
 
@@ -132,7 +131,6 @@ def write_cell(cell: Cell, status: str) -> None:
     steps = list(cell.recipe.train.evaluation_steps)
     steps = steps[: {"unfinished": len(steps) // 2, "diverged": 2 * len(steps) // 3}.get(status)]
     measured = measurements(cell.chains, cell.seed, steps)
-    names = list(PREDICTORS[: measured["composition"].shape[-1]])
     if status == "diverged":
         for name, array in measured.items():
             if array.dtype.kind == "f" and name != "reference_loss":
@@ -146,7 +144,7 @@ def write_cell(cell: Cell, status: str) -> None:
             write_arrays(pieces / f"{step}.safetensors", {**piece, "diverged": np.array(-1)})
         return
     outcome = f"diverged at step {steps[-1]}" if status == "diverged" else "finished"
-    curves = curves_dataset({**measured, "step": np.array(steps)}, names, cell.recipe.task.context)
+    curves = curves_dataset({**measured, "step": np.array(steps)}, cell.recipe.task.context)
     curves = curves.assign_attrs(chains=cell.chains, seed=cell.seed, outcome=outcome)
     curves.to_netcdf(cell.path / "curves.nc", engine="h5netcdf")
     write_arrays(cell.path / "checkpoints.safetensors", {"step": np.array(steps)})

@@ -121,10 +121,23 @@ def test_map_has_a_cell_for_each_evaluation(open_page: Open, report: Path, saved
     run = open_run(saved_run)
     assert page.locator("#map .heat").count() == evaluations(run)
     assert page.locator("#map .row").count() == len(run.cells)
-    starts = sum(len(cell["phases"]) for cell in run.phase_map().cells)
+    starts = sum(len(cell["phases"]) for cell in run.phase_map.cells)
     assert page.locator("#map .boundary").count() == starts
     labels = page.locator("#map .bracket text").all_text_contents()
     assert labels == ["K1*", "K2*"]
+
+
+def test_the_page_of_a_real_run(open_page: Open, tiny_run: Run, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run.path, tmp_path / "tiny")
+    run = open_run(tmp_path / "tiny")
+    page = open_page(write_report(run))
+    assert page.locator("#map .heat").count() == evaluations(run)
+    for chart in ("losses", "distances"):
+        assert any(None not in curve["y"] for curve in curves(page, chart))
+    shown = page.locator("table").first.inner_text()
+    for cell in run.phase_map.cells:
+        for phase, step in zip(cell["phases"], cell["steps"], strict=True):
+            assert f"{phase} {step:,}" in " ".join(shown.split())
 
 
 def test_page_is_small_and_soon_there(open_page: Open, report: Path) -> None:

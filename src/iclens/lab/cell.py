@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from iclens.lab.recipe import Diversity, Recipe
 from iclens.phases import (
     EvaluationSet,
     compose,
-    cross_entropy,
     evaluation_set,
     measure,
     phase_name,
@@ -51,9 +50,10 @@ RESULTS = ("curves.nc", "checkpoints.safetensors", "state.safetensors")
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a run, on disk or still to come."""
+    """One cell of a run, as it stood on disk when first looked at, or still to come."""
 
-    path: Path
+    folder: Path
+    """Where the folders of cells are."""
     recipe: Recipe
     chains: Diversity
     seed: int
@@ -61,6 +61,10 @@ class Cell:
     @property
     def name(self) -> str:
         return f"chains={self.chains},seed={self.seed}"
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name
 
     def key(self, purpose: str) -> PRNGKeyArray:
         """The random key of one purpose; no two cells, seeds or purposes share a stream."""
@@ -98,16 +102,24 @@ class Cell:
 
     @cached_property
     def status(self) -> str:
-        """`done`, `damaged` (a checksum is wrong), `failed`, `unfinished` or `missing`."""
+        """`done`, `damaged` (a file is not as written), `failed`, `unfinished` or `missing`."""
+        if self.damage:
+            return "damaged"
         if self._done.exists():
-            return "damaged" if self.damage else "done"
+            return "done"
         if (self.path / "error.txt").exists():
             return "failed"
-        return "unfinished" if self._pieces.exists() else "missing"
+        return "unfinished" if self._pieces_path.exists() else "missing"
 
     @cached_property
     def damage(self) -> str | None:
-        """What is wrong with the files of a finished cell, if anything."""
+        """What is wrong with the files of a cell, if anything."""
+        if not self._done.exists():
+            try:
+                _ = self.pieces, self._state
+            except ValueError as error:
+                return str(error)
+            return None
         try:
             expected = json.loads(self._done.read_text())["checksums"]
         except (OSError, ValueError, KeyError) as error:
@@ -135,8 +147,7 @@ class Cell:
         if self.status == "done":
             with xr.open_dataset(self.path / "curves.nc", engine="h5netcdf") as saved:
                 return saved.load()
-        pieces = self._read_pieces()
-        return None if self.status == "damaged" or not pieces else self._join_curves(pieces)
+        return None if self.status == "damaged" or not self.pieces else self._join_curves()
 
     @cached_property
     def steps(self) -> list[int]:
@@ -151,42 +162,63 @@ class Cell:
         if not self.steps or (step is not None and step not in self.steps):
             raise ValueError(f"cell {self.name}: no checkpoint at step {step}; got {self.steps}")
         index = -1 if step is None else self.steps.index(step)
-        arrays = {name: array[index] for name, array in self._checkpoints.items()}
+        arrays = {name: np.asarray(array[index]) for name, array in self._checkpoints.items()}
         return arrays_to_tree(self.new_model(), arrays)
 
     @cached_property
     def _checkpoints(self) -> dict[str, np.ndarray]:
         if self.status == "done":
             return read_arrays(self.path / "checkpoints.safetensors")
-        pieces = {} if self.status == "damaged" else self._read_pieces()
-        return _stack(pieces, "model.") if pieces else {}
+        return {} if self.status == "damaged" or not self.pieces else self._stack("model.")
 
     @property
     def _done(self) -> Path:
         return self.path / "done.json"
 
     @property
-    def _pieces(self) -> Path:
+    def _pieces_path(self) -> Path:
         return self.path / "pieces"
 
-    def _read_pieces(self) -> dict[int, dict[str, np.ndarray]]:
-        """Saved evaluation points by step, without a gap."""
+    @cached_property
+    def pieces(self) -> dict[int, dict[str, np.ndarray]]:
+        """Evaluation points of an unfinished cell by step, without a gap.
+
+        Raises `ValueError` if one is damaged.
+        """
         pieces = {}
         for step in self.recipe.train.evaluation_steps:
-            path = self._pieces / f"{step}.safetensors"
+            path = self._pieces_path / f"{step}.safetensors"
             if not path.exists():
                 break
             pieces[step] = read_arrays(path)
         return pieces
 
-    def _join_curves(self, pieces: dict[int, dict[str, np.ndarray]]) -> xr.Dataset:
-        curves = curves_dataset(
-            _stack(pieces, "curves."),
-            list(reference_predictors(self.chain_set, self.prior)),
-            self.recipe.task.context,
-        )
-        last = max(pieces)
-        diverged = int(pieces[last]["diverged"])
+    @cached_property
+    def _state(self) -> TrainingState | None:
+        """The state that training goes on from, if it was saved with its evaluation point.
+
+        Raises `ValueError` if it is damaged.
+        """
+        path = self.path / "state.safetensors"
+        if not path.exists():
+            return None
+        fresh = initial_state(self.new_model(), self.recipe.train)
+        saved: TrainingState = arrays_to_tree(fresh, read_arrays(path))
+        return saved if int(saved.step) in self.pieces else None
+
+    def _stack(self, prefix: str) -> dict[str, np.ndarray]:
+        """The arrays of the pieces under a prefix, stacked over steps, and the steps."""
+        names = [name for name in next(iter(self.pieces.values())) if name.startswith(prefix)]
+        stacked = {
+            name.removeprefix(prefix): np.stack([piece[name] for piece in self.pieces.values()])
+            for name in names
+        }
+        return {**stacked, "step": np.array(list(self.pieces), np.int64)}
+
+    def _join_curves(self) -> xr.Dataset:
+        curves = curves_dataset(self._stack("curves."), self.recipe.task.context)
+        last = max(self.pieces)
+        diverged = int(self.pieces[last]["diverged"])
         outcome = "finished" if last == self.recipe.train.steps else "unfinished"
         return curves.assign_attrs(
             chains=self.chains,
@@ -201,17 +233,12 @@ def run_cell(cell: Cell, on_steps: Callable[[int], None] | None = None) -> None:
     A cell that was interrupted ends bit-identical to one that was not.  `on_steps` is called with
     the number of steps done.
     """
-    cell._pieces.mkdir(parents=True, exist_ok=True)
+    cell._pieces_path.mkdir(parents=True, exist_ok=True)
     (cell.path / "error.txt").unlink(missing_ok=True)
-    state = initial_state(cell.new_model(), cell.recipe.train)
-    state_path = cell.path / "state.safetensors"
-    if state_path.exists():
-        saved: TrainingState = arrays_to_tree(state, read_arrays(state_path))
-        if int(saved.step) <= max(cell._read_pieces(), default=-1):
-            state = saved
     sets = cell.evaluation_sets
+    reference_loss = np.stack([sets["id"].reference_loss, sets["ood"].reference_loss])
     for snapshot in train(
-        state,
+        cell._state or initial_state(cell.new_model(), cell.recipe.train),
         cell.chain_set or cell.prior,
         cell.recipe.train,
         key=cell.key("batches"),
@@ -219,23 +246,26 @@ def run_cell(cell: Cell, on_steps: Callable[[int], None] | None = None) -> None:
         on_steps=on_steps,
     ):
         state = snapshot.state
-        measured = {**snapshot.evaluations["curves"], "train_loss": np.float32(snapshot.train_loss)}
+        measured = {
+            **snapshot.evaluations["curves"],
+            "train_loss": np.float32(snapshot.train_loss),
+            "reference_loss": reference_loss,
+        }
         piece = {
             **{f"curves.{name}": np.asarray(array) for name, array in measured.items()},
             **{f"model.{name}": array for name, array in tree_to_arrays(state.model).items()},
             "diverged": np.asarray(state.diverged),
         }
-        write_arrays(cell._pieces / f"{snapshot.step}.safetensors", piece)
-        write_arrays(state_path, tree_to_arrays(state))
+        write_arrays(cell._pieces_path / f"{snapshot.step}.safetensors", piece)
+        write_arrays(cell.path / "state.safetensors", tree_to_arrays(state))
 
-    pieces = {step: arrays for step, arrays in cell._read_pieces().items() if step <= state.step}
-    write_arrays(cell.path / "checkpoints.safetensors", _stack(pieces, "model."))
-    beside = cell.path / ".curves.nc"
-    cell._join_curves(pieces).to_netcdf(beside, engine="h5netcdf")
-    beside.replace(cell.path / "curves.nc")
+    trained = replace(cell)
+    write_arrays(cell.path / "checkpoints.safetensors", trained._stack("model."))
+    curves = trained._join_curves().to_netcdf(engine="h5netcdf")
+    write_file(cell.path / "curves.nc", bytes(curves))
     checksums = {name: checksum(cell.path / name) for name in RESULTS}
     write_file(cell._done, json.dumps({"checksums": checksums}, indent=1).encode())
-    shutil.rmtree(cell._pieces)
+    shutil.rmtree(cell._pieces_path)
 
 
 @jax.jit
@@ -259,31 +289,16 @@ def evaluate(model: Transformer, id: EvaluationSet, ood: EvaluationSet) -> dict[
         "margin_error": here.margin_error,
         "separation": here.separation,
         "clear": here.clear,
-        "reference_loss": jnp.stack(
-            [
-                jnp.stack([cross_entropy(on.target, reference) for reference in on.references])
-                for on in (id, ood)
-                if on.target is not None
-            ]
-        ),
     }
 
 
-def _stack(pieces: dict[int, dict[str, np.ndarray]], prefix: str) -> dict[str, np.ndarray]:
-    """The arrays under a prefix, stacked over steps, and the steps."""
-    names = [name for name in next(iter(pieces.values())) if name.startswith(prefix)]
-    stacked = {
-        name.removeprefix(prefix): np.stack([piece[name] for piece in pieces.values()])
-        for name in names
-    }
-    return {**stacked, "step": np.array(list(pieces), np.int64)}
-
-
-def curves_dataset(measured: dict[str, np.ndarray], names: list[str], context: int) -> xr.Dataset:
+def curves_dataset(measured: dict[str, np.ndarray], context: int) -> xr.Dataset:
     """The curves of a cell, with units, from the arrays of `evaluate` stacked over steps.
 
-    The predictor axis always has all four references; those that do not exist are NaN.
+    The predictor axis always has all four references; the memorising ones, if they do not exist,
+    are NaN.
     """
+    names = list(PREDICTORS[: measured["composition"].shape[-1]])
 
     def by_predictor(name: str, *axes: str) -> xr.DataArray:
         array = xr.DataArray(measured[name], dims=axes, coords={"predictor": names})

@@ -34,7 +34,10 @@ LIBRARIES = ("iclens", "jax", "jaxlib", "equinox", "optax", "numpy")
 
 @dataclass(frozen=True)
 class Run:
-    """A folder with a recipe and its results."""
+    """A folder with a recipe and its results, as they stood when first looked at.
+
+    `open_run(run.path)` looks again.
+    """
 
     path: Path
 
@@ -58,12 +61,12 @@ class Run:
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return found
 
-    @property
+    @cached_property
     def cells(self) -> list[Cell]:
-        """The cells of the recipe as they stand now, by K, then seed."""
+        """The cells of the recipe, by K, then seed."""
         sweep = self.recipe.sweep
         return [
-            Cell(self.path / "cells" / f"chains={chains},seed={seed}", self.recipe, chains, seed)
+            Cell(self.path / "cells", self.recipe, chains, seed)
             for chains in sorted(sweep.chains, key=float_diversity)
             for seed in sorted(sweep.seeds)
         ]
@@ -79,6 +82,7 @@ class Run:
             f"{list(self.recipe.sweep.seeds)}"
         )
 
+    @cached_property
     def phase_map(self) -> PhaseMap:
         """The phase map of all cells that have curves."""
         return PhaseMap.from_curves(cell.curves for cell in self.cells if cell.curves is not None)

@@ -15,7 +15,7 @@ from pathlib import Path
 from iclens.lab.cell import Cell, run_cell
 from iclens.lab.files import write_file
 from iclens.lab.recipe import Recipe
-from iclens.lab.store import Run, hold, record_provenance
+from iclens.lab.store import Run, hold, open_run, record_provenance
 from iclens.phases import float_diversity
 
 CALIBRATION_STEPS = 128
@@ -46,7 +46,7 @@ def plan(recipe: Recipe) -> Plan:
 
     def measure(seed: int, folder: str) -> tuple[float, float]:
         times = [time.perf_counter()]
-        cell = Cell(Path(folder) / str(seed), few, largest, seed)
+        cell = Cell(Path(folder), few, largest, seed)
         run_cell(cell, on_steps=lambda _: times.append(time.perf_counter()))
         return time.perf_counter() - times[0], (times[-1] - times[1]) if len(times) > 2 else 0.0
 
@@ -83,7 +83,7 @@ def run_sweep(
     failed = []
     with hold(run):
         record_provenance(run)
-        for cell in run.cells:
+        for cell in open_run(run.path).cells:
             if cell.status == "done":
                 on_cell(cell, "skip")
                 continue

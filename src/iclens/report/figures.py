@@ -58,7 +58,7 @@ def write_figures(reading: Reading) -> list[Path]:
     Returns the paths.  A run without any saved curve has only the phase map.
     """
     draw: dict[str, Callable[[Reading], Figure]] = {"phase_map": phase_map}
-    if any(cell.curves is not None for cell in reading.cells):
+    if any(cell.curves is not None for cell in reading.run.cells):
         draw |= {"distances": distances, "losses": losses}
     folder = reading.run.path / "figures"
     folder.mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ def phase_map(reading: Reading) -> Figure:
     Colours are the phase colours mixed by composition; hatching marks labels within their error,
     grey a model without a phase, and lines the steps at which a new phase begins.
     """
-    axis, cells = reading.axis, reading.cells
+    axis, cells = reading.axis, reading.run.cells
     diversities = list(dict.fromkeys(cell.chains for cell in cells))
     rows = [index + 0.35 * diversities.index(cell.chains) for index, cell in enumerate(cells)]
     centre = {
@@ -202,7 +202,7 @@ def _panels(
     """A grid, a page wide, with a panel for the first saved seed of each K."""
     axis = reading.axis
     saved: dict[Diversity, xr.Dataset] = {}
-    for cell in reading.cells:
+    for cell in reading.run.cells:
         if cell.curves is not None:
             saved.setdefault(cell.chains, cell.curves)
     columns = min(4, len(saved))

@@ -76,7 +76,7 @@ def render_page(reading: Reading) -> str:
             for reference, phase in REFERENCES.items()
         ),
         thresholds=_thresholds(reading),
-        table="".join(_row(reading, cell) for cell in reading.cells),
+        table="".join(_row(reading, cell) for cell in reading.run.cells),
         download=f"data:text/plain;charset=utf-8,{quote(run.recipe_text)}",
         reproduce=escape(shlex.join(["iclens", "run", "recipe.toml", "--out", run.name])),
         recipe=escape(run.recipe_text),
@@ -143,8 +143,8 @@ def _facts(recipe: Recipe) -> str:
 
 
 def _counts(reading: Reading) -> str:
-    diverged = [reading.outcome(cell).startswith("diverged") for cell in reading.cells]
-    statuses = Counter(cell.status for cell in reading.cells)
+    diverged = [reading.outcome(cell).startswith("diverged") for cell in reading.run.cells]
+    statuses = Counter(cell.status for cell in reading.run.cells)
     entries = [f"<li>{statuses['done']} of {len(diverged)} cells done</li>"]
     if any(diverged):
         entries.append(f'<li class="wanting">{sum(diverged)} of them diverged</li>')
@@ -156,7 +156,7 @@ def _counts(reading: Reading) -> str:
 
 def _missing(reading: Reading) -> str:
     """What is not there and the command that gets it; empty where nothing is missing."""
-    cells = [cell for cell in reading.cells if cell.status != "done"]
+    cells = [cell for cell in reading.run.cells if cell.status != "done"]
     if not cells:
         return ""
     items = []
@@ -169,7 +169,7 @@ def _missing(reading: Reading) -> str:
     command = shlex.join(["iclens", "run", str(reading.run.path / "recipe.toml"), "--out", path])
     return (
         '<aside class="notice" aria-label="What is missing">'
-        f"<h2>{len(cells)} of {len(reading.cells)} cells are not done</h2>"
+        f"<h2>{len(cells)} of {len(reading.run.cells)} cells are not done</h2>"
         f"<ul>{''.join(items)}</ul>"
         "<p>This command computes what is missing and goes on with what was stopped; "
         "cells that are done are kept:</p>"
@@ -196,7 +196,7 @@ def _brackets(reading: Reading) -> str:
 def _thresholds(reading: Reading) -> str:
     """Both thresholds as a list: between which K each lies, and for each seed if seeds differ."""
     entries = []
-    for name, threshold in reading.phase_map.thresholds.items():
+    for name, threshold in reading.run.phase_map.thresholds.items():
         head = f"{_symbol(name)} is not known"
         seeds = ""
         if threshold["bracket"] is not None:
@@ -278,7 +278,7 @@ def _data(reading: Reading) -> dict[str, Any]:
             phase: {"reference": reference, "colour": PHASE_COLOURS[phase], "text": _on(phase)}
             for reference, phase in REFERENCES.items()
         },
-        "cells": [_cell_data(reading, cell) for cell in reading.cells],
+        "cells": [_cell_data(reading, cell) for cell in reading.run.cells],
         "brackets": [
             {
                 "name": bracket.name,

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from iclens.lab.cell import Cell
 from iclens.lab.recipe import Diversity
 from iclens.lab.store import Run
-from iclens.phases import PHASES, PhaseMap, float_diversity
+from iclens.phases import PHASES, float_diversity
 from iclens.predictors import PREDICTORS
 
 REFERENCES = dict(zip(PREDICTORS, PHASES, strict=True))
@@ -20,19 +20,9 @@ REFERENCES = dict(zip(PREDICTORS, PHASES, strict=True))
 
 @dataclass(frozen=True)
 class Reading:
-    """A run with its cells as they stood when the report began."""
+    """A run and what the page and the figures both derive from it."""
 
     run: Run
-
-    @cached_property
-    def cells(self) -> list[Cell]:
-        """All cells of the recipe by K, then seed."""
-        return self.run.cells
-
-    @cached_property
-    def phase_map(self) -> PhaseMap:
-        """The phase map of the cells that have curves."""
-        return PhaseMap.from_curves(c.curves for c in self.cells if c.curves is not None)
 
     @cached_property
     def axis(self) -> StepAxis:
@@ -43,7 +33,7 @@ class Reading:
     def brackets(self) -> list[Bracket]:
         """The thresholds that are known, each in the first lane where it touches no other."""
         found: list[Bracket] = []
-        for name, threshold in self.phase_map.thresholds.items():
+        for name, threshold in self.run.phase_map.thresholds.items():
             if threshold["bracket"] is not None:
                 low, high = threshold["bracket"]
                 bracket = Bracket(name, low, high)
@@ -54,7 +44,7 @@ class Reading:
 
     def begins(self, cell: Cell) -> list[tuple[str, int]]:
         """The successive phases of a cell and the step at which each begins."""
-        for row in self.phase_map.cells:
+        for row in self.run.phase_map.cells:
             if (row["chains"], row["seed"]) == (cell.chains, cell.seed):
                 return list(zip(row["phases"], row["steps"], strict=True))
         return []
