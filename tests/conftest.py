@@ -13,5 +13,5 @@ from iclens.lab.sweep import run_sweep
 def tiny_run(tmp_path_factory) -> Run:
     """The preset `tiny`, run once for all tests; they must not change it."""
     run = create_run(tmp_path_factory.mktemp("runs") / "tiny", load_recipe("tiny"))
-    assert run_sweep(run) == []
+    assert run_sweep(run) == {}
     return run

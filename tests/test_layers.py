@@ -42,8 +42,9 @@ def backward_arrows(source: str, path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             modules = [node.module or ""]
-            if node.module == "iclens":
-                modules = [f"iclens.{alias.name}" for alias in node.names]
+            if node.module == "iclens":  # a module, or a public name that a module has
+                names = [alias.name for alias in node.names]
+                modules = [iclens._HOME.get(name, f"iclens.{name}") for name in names]
         for module in modules:
             there = room(module.split("."))
             if there in RANKS and there != here and RANKS[there] >= RANKS[here]:
@@ -72,5 +73,6 @@ def test_a_backward_arrow_is_named_with_its_line() -> None:
     assert backward_arrows(source, ROOT / "phases.py") == [
         f"{ROOT / 'phases.py'}:2: phases imports lab"
     ]
+    assert len(backward_arrows("from iclens import open_run", ROOT / "phases.py")) == 1
     sibling = "from iclens import theory"
     assert len(backward_arrows(sibling, ROOT / "phases.py")) == 1

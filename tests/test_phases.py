@@ -127,13 +127,52 @@ def test_the_margin_error_is_that_of_the_mean_over_sequences() -> None:
 
 
 def test_a_label_between_two_equal_references_is_not_clear() -> None:
-    half = jnp.log((jnp.exp(ON.references[1]) + jnp.exp(ON.references[3])) / 2)
-    assert not bool(measure(half, ON).clear) or float(measure(half, ON).margin) > 0
+    # Between 2-Gen and 2-Mem there is a mixture that is as far from both: the margin changes sign.
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        share = (low + high) / 2
+        two = jnp.stack([ON.references[1], ON.references[3]])
+        half = jnp.logaddexp(two[0] + jnp.log(1 - share), two[1] + jnp.log(share))
+        result = measure(half, ON)
+        low, high = (share, high) if result.distance[1] < result.distance[3] else (low, share)
+    assert result.margin < result.margin_error
+    assert not bool(result.clear)
     one = PRIOR.sample(jax.random.key(3), 1)  # with one chain, 1-Mem is 2-Mem
     predict = reference_predictors(one, PRIOR)
     result = score(predict["2-Mem"], one.sample(jax.random.key(0), 64, 16)[0], one, PRIOR)
     assert result.measurement.separation == pytest.approx(0, abs=1e-6)
     assert not bool(result.measurement.clear)
+
+
+def test_an_exact_model_of_chains_with_zeros_is_clear() -> None:
+    step = np.roll(np.eye(3), 1, axis=1)
+    chains, prior = ChainSet(np.stack([step, step.T])), ChainPrior(3)
+    states = np.asarray(chains.sample(jax.random.key(0), 16, 8)[0])
+    result = score(lambda s: reference_predictors(chains, prior)["2-Mem"](s), states, chains, prior)
+    assert result.phase == "M2"
+    assert result.distance["2-Mem"] == 0
+    assert np.isposinf(result.measurement.margin)
+    assert bool(result.measurement.clear)
+
+
+def test_one_sequence_says_nothing_of_errors() -> None:
+    result = score(ON.references[1][:1], np.asarray(ON.states)[:1], CHAINS, PRIOR)
+    assert np.isnan(result.measurement.margin_error)
+    assert not bool(result.measurement.clear)
+
+
+def test_a_model_in_numpy_is_scored_like_its_array() -> None:
+    def frequencies(states: np.ndarray) -> np.ndarray:
+        counts = np.cumsum(np.eye(4)[np.asarray(states)], axis=1) + PRIOR.one_point_concentration
+        return np.log(counts / counts.sum(-1, keepdims=True))
+
+    assert frequencies(ON.states).dtype == np.float64
+    result = score(frequencies, ON.states, CHAINS, PRIOR)
+    assert result.phase == "G1"
+    assert result.distance["1-Gen"] == pytest.approx(0, abs=1e-6)
+    assert result.distance == score(frequencies(ON.states), ON.states, CHAINS, PRIOR).distance
+    with pytest.raises(ValueError, match="state at position 2 of sequence 0: expected 0 to 3"):
+        score(frequencies, np.array([[0, 1, 4]]), CHAINS, PRIOR)
 
 
 def test_no_model_beats_two_point_memory_on_its_own_sequences() -> None:

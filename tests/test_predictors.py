@@ -254,6 +254,17 @@ def test_2_mem_approaches_2_gen_as_the_set_grows():
     assert kl[-1] < 1e-4
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32, np.int64])
+def test_states_may_be_integers_of_any_type(dtype):
+    prior = ChainPrior(16)
+    chains = prior.sample(KEY, 4)
+    states = np.asarray(chains.sample(KEY, 3, 12)[0])
+    for predictor in reference_predictors(chains, prior).values():
+        np.testing.assert_array_equal(predictor(states.astype(dtype)), predictor(states))
+        with pytest.raises(ValueError, match="expected integers"):
+            predictor(states.astype(float))
+
+
 def test_2_mem_knows_the_frequencies_that_1_mem_knows_and_more(chains):
     # Each reference in its place: on long sequences of the set 2-Mem finds the chain's own row.
     context, transition = chains.draw(jax.random.key(3), 200, 200)

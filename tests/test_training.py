@@ -136,6 +136,14 @@ def test_gradients_of_trained_models_are_finite_in_every_parameter(tiny_run) -> 
             assert np.any(array != 0), path
 
 
+def test_a_last_update_that_overflows_is_divergence_too() -> None:
+    change = {"optimizer": "adamw", "learning_rate": 1e38, "weight_decay": 10.0}
+    config = dataclasses.replace(CONFIG, steps=1, evaluations=1, **change)
+    last = history(config)[-1]
+    assert np.isfinite(last.train_loss)
+    assert last.diverged == 1
+
+
 def test_a_cyclic_chain_is_learned_exactly() -> None:
     config = dataclasses.replace(CONFIG, steps=300, learning_rate=1e-2)
     last = history(config, source=cyclic(C))[-1]
@@ -186,7 +194,9 @@ def test_evaluations_and_progress_are_called() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": 0}, "train.steps: expected at least 1, got 0"),
+        ({"steps": 0}, r"train.steps: expected 1 to 2\^31 - 1, got 0"),
+        ({"steps": 2**31}, r"train.steps: expected 1 to 2\^31 - 1, got 2147483648"),
+        ({"epsilon": 0.0}, "train.epsilon: expected a positive number, got 0.0"),
         ({"learning_rate": float("nan")}, "train.learning_rate: expected a positive number"),
         ({"warmup": 9999}, "expected 0 to train.steps = 6000, got 9999"),
         ({"beta2": 1.0}, r"train.beta2: expected a number in \[0, 1\), got 1.0"),

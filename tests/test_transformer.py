@@ -225,3 +225,28 @@ def test_what_does_not_fit_is_refused() -> None:
         model(draw(), Edges(jnp.ones(25), Senders(other.values[:-1], other.lag)))
     with pytest.raises(ValueError, match="at least 2 states"):
         Transformer(config, 1, N, key=jax.random.key(0))
+
+
+def test_what_does_not_fit_the_graph_is_refused() -> None:
+    config = TransformerConfig(width=16, heads=2)
+    model, states = make(config), draw()
+    clean = forward(model, states)
+    for count in range(len(config.senders) + 2):
+        known = (*clean.senders.values, clean.senders.values[0])[:count]
+        if count in (0, 1, 3, 4, 6, 7):
+            logits = forward(model, states, known=known).logits
+            np.testing.assert_allclose(logits, clean.logits, atol=1e-5)
+        else:
+            with pytest.raises(ValueError, match="known: expected the values of whole blocks"):
+                forward(model, states, known=known)
+    edges = Edges(jnp.ones(len(config.edges)), clean.senders)
+    for lag in (jnp.zeros((1, 1, N)), jnp.zeros((2, 2, 1)), jnp.zeros((2, 2, 0))):
+        wrong = eqx.tree_at(lambda e: e.baseline.lag, edges, lag)
+        with pytest.raises(ValueError, match=r"baseline.lag: expected shape .* = \(2, 2, 12\)"):
+            forward(model, states, wrong)
+    wrong = eqx.tree_at(lambda e: e.baseline.values[3], edges, jnp.zeros((7, 16)))
+    with pytest.raises(ValueError, match="baseline of mlp1: expected a shape that broadcasts to"):
+        forward(model, states, wrong)
+    for state in (-1, C):
+        with pytest.raises(ValueError, match=f"expected 0 to {C - 1}, got {state}"):
+            forward(model, states.at[2, 3].set(state))

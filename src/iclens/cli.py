@@ -78,9 +78,11 @@ def run(arguments: list[str]) -> int:
     finished = open_run(created.path)
     print_phases(finished)
     print(f"report  {write_report(finished)}")
-    for cell in failed:
-        last = (cell.error or "").strip().splitlines()[-1]
-        print(f"failed: {cell.name}: {last} (all of it in {cell.path}/error.txt)", file=sys.stderr)
+    for name, reason in failed.items():
+        last = reason.strip().splitlines()[-1]
+        saved = created.path / "cells" / name / "error.txt"
+        told = f" (all of it in {saved})" if saved.exists() else ""
+        print(f"failed: {name}: {last}{told}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -184,6 +186,9 @@ def dispatch(arguments: list[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"iclens {name}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"iclens {name}: stopped", file=sys.stderr)
+        return 130
 
 
 def print_phases(run: "Run") -> None:

@@ -20,7 +20,7 @@ import xarray as xr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from iclens.chains import ChainPrior, ChainSet
-from iclens.predictors import Predictor, reference_predictors
+from iclens.predictors import Predictor, States, check_states, reference_predictors
 
 PHASES = ("G1", "G2", "M1", "M2")
 """The phases, in the order of `PREDICTORS`."""
@@ -68,11 +68,13 @@ class Measurement(eqx.Module):
     margin: Float[Array, ""]
     """By how much the second nearest reference is farther than the nearest."""
     margin_error: Float[Array, ""]
-    """Bootstrap standard error of the margin over sequences."""
+    """Bootstrap standard error of the margin over sequences; NaN for an infinite margin (some
+    reference is impossible to reconcile with the model) and for a single sequence."""
     separation: Float[Array, ""]
     """The smaller KL, of both directions, between these two references."""
     clear: Bool[Array, ""]
-    """Whether margin and separation both exceed two standard errors of the margin."""
+    """Whether margin and separation both exceed two standard errors of the margin, or the margin
+    is infinite."""
 
 
 def evaluation_set(
@@ -128,6 +130,7 @@ def measure(log_probs: Float[Array, "batch position state"], on: EvaluationSet) 
         jax.random.key(0), (BOOTSTRAP_RESAMPLES, difference.size), 0, difference.size
     )
     margin_error = jnp.std(jnp.nanmean(difference[draws], axis=1))
+    margin_error = jnp.where(difference.size > 1, margin_error, jnp.nan)
     margin = distance[second] - distance[first]
     nearest, runner_up = on.references[first, :, late:], on.references[second, :, late:]
     both = (defined[first] & defined[second])[:, late:]
@@ -153,7 +156,8 @@ def measure(log_probs: Float[Array, "batch position state"], on: EvaluationSet) 
         margin=margin,
         margin_error=margin_error,
         separation=separation,
-        clear=jnp.minimum(margin, separation) > CLEAR_ERRORS * margin_error,
+        clear=jnp.isposinf(margin)
+        | (jnp.minimum(margin, separation) > CLEAR_ERRORS * margin_error),
     )
 
 
@@ -172,8 +176,9 @@ def compose(
     """Composition: convex weights w that minimise KL(model || sum_A w_A p_A), and what remains.
 
     Expectation-maximisation over late positions, w_A <- mean_x sum_b q(b|x) w_A p_A(b|x) / mix,
-    from equal weights until no weight moves by more than 1e-6.  Positions at which a reference is
-    undefined are left out.
+    from equal weights until no weight moves by more than 1e-6, or 2,000 times; towards a corner of
+    the simplex EM is slow, and weights are then right to a few 1e-3.  Positions at which a
+    reference is undefined are left out.
     """
     late = log_probs.shape[1] // 2
     model = jnp.exp(log_probs[:, late:])
@@ -227,7 +232,7 @@ class Score:
 
 def score(
     model: Callable[[Any], Any] | Float[Array, "batch position state"] | np.ndarray,
-    states: Int[Array, "batch position"] | np.ndarray,
+    states: States,
     chains: ChainSet | None,
     prior: ChainPrior,
 ) -> Score:
@@ -237,10 +242,11 @@ def score(
     from `states` to one.  `chains` may be None for a model trained on fresh chains; the memorising
     references then do not exist.
 
-    Raises `ValueError`, naming the place, if the log-probabilities have a wrong shape, contain
-    NaN or do not sum to 1, or if no chain of the set can produce a context.
+    Raises `ValueError`, naming the place, if a state is outside [0, C), if the log-probabilities
+    have a wrong shape, contain NaN or do not sum to 1, or if no chain of the set can produce a
+    context.
     """
-    states = jnp.asarray(states)
+    states = check_states(states, prior.states)
     log_probs = np.asarray(model(states) if callable(model) else model)
     expected = (*states.shape, prior.states)
     if log_probs.shape != expected:

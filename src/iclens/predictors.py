@@ -17,20 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Integer
 
 from iclens.chains import ChainPrior, ChainSet
 
 PREDICTORS = ("1-Gen", "2-Gen", "1-Mem", "2-Mem")
 """Names of the references."""
 
-Predictor = Callable[[Int[Array, "batch position"]], Float[Array, "batch position state"]]
+States = Integer[Array, "batch position"] | Integer[np.ndarray, "batch position"]
+Predictor = Callable[[States], Float[Array, "batch position state"]]
 """Log-probabilities, in nats, of the next state at every position."""
 
 CHAIN_CHUNK = 512
@@ -74,8 +75,8 @@ def generalising(states: int, *, points: Literal[1, 2], pseudo_count: float) -> 
     if not 0 < pseudo_count < float("inf"):
         raise ValueError(f"pseudo-count: expected a positive number, got {pseudo_count}")
 
-    def predict(context: Int[Array, "batch position"]) -> Float[Array, "batch position state"]:
-        _check_states(context, states)
+    def predict(context: States) -> Float[Array, "batch position state"]:
+        context = check_states(context, states)
         log_probs: Array = _generalise(context, pseudo_count, states, points)
         return log_probs
 
@@ -101,8 +102,8 @@ def memorising(
         raise ValueError(f"readout: expected 'row' or 'stationary', got {readout!r}")
     tables = _tables(chains, points, readout)
 
-    def predict(context: Int[Array, "batch position"]) -> Float[Array, "batch position state"]:
-        _check_states(context, chains.states)
+    def predict(context: States) -> Float[Array, "batch position state"]:
+        context = check_states(context, chains.states)
         log_probs: Array = _memorise(
             context, tables, chains.states, points, readout, POSITION_CHUNK
         )
@@ -116,21 +117,27 @@ def _check_points(points: int) -> None:
         raise ValueError(f"points: expected 1 or 2, got {points}")
 
 
-def _check_states(context: Array, states: int) -> None:
-    if context.ndim != 2 or 0 in context.shape or not jnp.issubdtype(context.dtype, jnp.integer):
+def check_states(states: Any, count: int) -> Int[Array, "batch position"]:
+    """States (batch, position) as int32, whatever integers they come as.
+
+    Raises `ValueError` if they are no integers of that shape or, naming the place, if one is
+    outside [0, count); of traced states there are no values to look at.
+    """
+    array = states if isinstance(states, jax.Array) else np.asarray(states)
+    if array.ndim != 2 or 0 in array.shape or not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(
             "states: expected integers (batch, position), at least one of each, "
-            f"got {context.dtype} of shape {context.shape}"
+            f"got {array.dtype} of shape {array.shape}"
         )
-    if isinstance(context, jax.core.Tracer):  # no values to look at
-        return
-    values = np.asarray(context)
-    if (wrong := (values < 0) | (values >= states)).any():
-        sequence, position = np.argwhere(wrong)[0].tolist()
-        raise ValueError(
-            f"state at position {position} of sequence {sequence}: expected 0 to {states - 1}, "
-            f"got {values[sequence, position]}"
-        )
+    if not isinstance(array, jax.core.Tracer):
+        values = np.asarray(array)
+        if (wrong := (values < 0) | (values >= count)).any():
+            sequence, position = np.argwhere(wrong)[0].tolist()
+            raise ValueError(
+                f"state at position {position} of sequence {sequence}: expected 0 to {count - 1}, "
+                f"got {values[sequence, position]}"
+            )
+    return jnp.asarray(array, jnp.int32)
 
 
 def _words(context: Array, states: int, length: int) -> Array:

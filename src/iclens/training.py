@@ -59,6 +59,8 @@ class TrainingConfig:
     """Adam's and AdamW's decay of the first moment; the momentum of SGD is `momentum`."""
     beta2: float = 0.999
     """Adam's and AdamW's decay of the second moment."""
+    epsilon: float = 1e-8
+    """What Adam and AdamW add to the root of the second moment."""
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay."""
     momentum: float = 0.0
@@ -73,12 +75,13 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "evaluations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name}: expected at least 1, got {getattr(self, name)}")
-        if not 0 < self.learning_rate < float("inf"):
-            raise ValueError(
-                f"train.learning_rate: expected a positive number, got {self.learning_rate}"
-            )
+            if not 1 <= getattr(self, name) < 2**31:
+                raise ValueError(f"train.{name}: expected 1 to 2^31 - 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "epsilon"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(
+                    f"train.{name}: expected a positive number, got {getattr(self, name)}"
+                )
         if not 0 <= self.warmup <= self.steps:
             raise ValueError(
                 f"train.warmup: expected 0 to train.steps = {self.steps}, got {self.warmup}"
@@ -115,9 +118,11 @@ class TrainingConfig:
             rise = optax.linear_schedule(0.0, self.learning_rate, self.warmup)
             rate = optax.join_schedules([rise, rate], [self.warmup])
         if self.optimizer == "adam":
-            return optax.adam(rate, self.beta1, self.beta2)
+            return optax.adam(rate, self.beta1, self.beta2, self.epsilon)
         if self.optimizer == "adamw":
-            return optax.adamw(rate, self.beta1, self.beta2, weight_decay=self.weight_decay)
+            return optax.adamw(
+                rate, self.beta1, self.beta2, self.epsilon, weight_decay=self.weight_decay
+            )
         return optax.sgd(rate, self.momentum or None)
 
 
@@ -129,7 +134,7 @@ class TrainingState(eqx.Module):
     step: Int[Array, ""]
     """Steps done."""
     diverged: Int[Array, ""]
-    """The first step whose loss was not finite; -1 while there is none."""
+    """The first step whose loss or parameters were not finite; -1 while there is none."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ class Snapshot:
 
     @property
     def diverged(self) -> int | None:
-        """The step at which the loss ceased to be finite, if it did."""
+        """The step at which loss or parameters ceased to be finite, if they did."""
         step = int(self.state.diverged)
         return None if step < 0 else step
 
@@ -248,9 +253,15 @@ def _run_block(
         )
         return state, total + value
 
-    return jax.lax.fori_loop(
+    state, total = jax.lax.fori_loop(
         state.step, jnp.minimum(stop, (block + 1) * BLOCK), step, (state, total)
     )
+    # The last update may have been the one too many, without a loss of its own to show it.
+    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state.model)]
+    lost = (state.diverged < 0) & ~jnp.stack(finite).all()
+    return eqx.tree_at(
+        lambda state: state.diverged, state, jnp.where(lost, state.step, state.diverged)
+    ), total
 
 
 def next_state_loss(

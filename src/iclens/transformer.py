@@ -28,7 +28,9 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from iclens.predictors import States, check_states
 
 EMBEDDING_SCALE = 0.5
 ROTARY_BASE = 10_000.0
@@ -219,7 +221,7 @@ class Transformer(eqx.Module):
         self.unembedding = normal(width, states, scale=width**-0.5)
 
     def __call__(
-        self, states: Int[Array, "batch position"], edges: Edges | None = None
+        self, states: States, edges: Edges | None = None
     ) -> Float[Array, "batch position state"]:
         """Logits of the next state at every position; see `forward`."""
         return forward(self, states, edges).logits
@@ -227,7 +229,7 @@ class Transformer(eqx.Module):
 
 def forward(
     model: Transformer,
-    states: Int[Array, "batch position"],
+    states: States,
     edges: Edges | None = None,
     known: Sequence[Float[Array, ...]] = (),
 ) -> Activations:
@@ -237,10 +239,13 @@ def forward(
     those are taken as they are and not computed, so that an intervention on a late receiver pays
     for what comes after it only.  Attention patterns are returned for computed layers.
 
-    Raises `ValueError` if the states are more than the context, or an intervention does not fit
-    the graph.
+    Gradients are for reverse mode; forward mode is not defined (see `_product`).
+
+    Raises `ValueError` if the states are more than the context or outside [0, C), or if an
+    intervention does not fit the graph.
     """
     config = model.config
+    states = check_states(states, model.embedding.shape[0])
     length = states.shape[1]
     if length > model.context:
         raise ValueError(f"expected at most {model.context} states in the context, got {length}")
@@ -249,8 +254,14 @@ def forward(
         if config.positions == "relative"
         else jnp.zeros((config.layers, config.heads, 0))
     )
+    if len(known) not in _block_ends(config):
+        raise ValueError(
+            "known: expected the values of whole blocks, the first "
+            f"{' or '.join(map(str, _block_ends(config)))} senders of {', '.join(config.senders)}; "
+            f"got {len(known)}"
+        )
     if edges is not None:
-        _check_edges(config, edges)
+        _check_edges(config, edges, (*states.shape, config.width), lag_bias.shape)
         index = {name: i for i, name in enumerate(config.edges)}
 
     values: list[Float[Array, ...]] = list(known)
@@ -395,7 +406,18 @@ def rotate(
     return turned.reshape(vectors.shape)
 
 
-def _check_edges(config: TransformerConfig, edges: Edges) -> None:
+def _block_ends(config: TransformerConfig) -> list[int]:
+    """Numbers of senders after which nothing, the embeddings, or a whole block has been done."""
+    ends = [0, config.senders.index("att1.0")]
+    for _ in range(config.layers):
+        ends.append(ends[-1] + config.heads)
+        ends += [ends[-1] + 1] * (not config.attention_only)
+    return ends
+
+
+def _check_edges(
+    config: TransformerConfig, edges: Edges, full: tuple[int, ...], lag: tuple[int, ...]
+) -> None:
     if edges.mask.shape != (len(config.edges),):
         raise ValueError(
             f"mask: expected one entry for each of {len(config.edges)} edges, "
@@ -405,4 +427,15 @@ def _check_edges(config: TransformerConfig, edges: Edges) -> None:
         raise ValueError(
             f"baseline: expected a value for each of {len(config.senders)} senders "
             f"({', '.join(config.senders)}), got {len(edges.baseline.values)}"
+        )
+    for name, value in zip(config.senders, edges.baseline.values, strict=True):
+        sizes = zip(value.shape[::-1], full[::-1], strict=False)
+        if value.ndim > len(full) or any(size not in (1, whole) for size, whole in sizes):
+            raise ValueError(
+                f"baseline of {name}: expected a shape that broadcasts to {full}, got {value.shape}"
+            )
+    if edges.baseline.lag.shape != lag:
+        raise ValueError(
+            f"baseline.lag: expected shape (layer, head, lag) = {lag}, "
+            f"got {edges.baseline.lag.shape}"
         )

@@ -20,10 +20,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from iclens import cli
+from iclens.lab import store
 from iclens.lab.cell import RESULTS, Cell, run_cell
 from iclens.lab.files import arrays_to_tree, read_arrays, tree_to_arrays, write_arrays, write_file
 from iclens.lab.recipe import Recipe, SweepConfig, load_recipe, parse_recipe, presets
-from iclens.lab.store import create_run, hold, open_run
+from iclens.lab.store import create_run, hold, open_run, record_provenance
 from iclens.lab.sweep import run_sweep
 
 TINY = load_recipe("tiny")
@@ -228,7 +229,7 @@ def test_a_finished_cell_gives_its_models_back(undisturbed) -> None:
     for a, b in zip(jax.tree.leaves(undisturbed.model(0)), jax.tree.leaves(start), strict=True):
         np.testing.assert_array_equal(a, b)
     assert not np.array_equal(undisturbed.model().embedding, start.embedding)
-    with pytest.raises(ValueError, match="no checkpoint at step 3"):
+    with pytest.raises(ValueError, match="expected a step with a checkpoint, one of 0, 1, .*; got 3"):
         undisturbed.model(3)
 
 
@@ -271,9 +272,10 @@ def test_no_two_purposes_cells_or_seeds_share_a_key() -> None:
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.parametrize("kind", ["truncated", "flipped"])
 @pytest.mark.parametrize("name", ["pieces/0.safetensors", "state.safetensors"])
 def test_a_damaged_file_of_an_unfinished_cell_is_found_too(
-    undisturbed, tmp_path, monkeypatch, name
+    undisturbed, tmp_path, monkeypatch, name, kind
 ) -> None:
     run = create_run(tmp_path / "run", SHORT)
     monkeypatch.setattr(
@@ -284,10 +286,12 @@ def test_a_damaged_file_of_an_unfinished_cell_is_found_too(
     cell = run.cells[0]
     assert cell.status == "failed"
     path = cell.path / name
-    path.write_bytes(path.read_bytes()[:-7])
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content if kind == "flipped" else content[:-7])
     assert open_run(run.path).cells[0].status == "damaged"
     events = []
-    assert run_sweep(run, on_cell=lambda cell, event: events.append(event)) == []
+    assert run_sweep(run, on_cell=lambda cell, event: events.append(event)) == {}
     assert events == ["set aside", "start", "done"]
     assert results(cell) == results(undisturbed)
 
@@ -311,7 +315,7 @@ def test_a_damaged_cell_is_set_aside_and_computed_again(tmp_path, kind) -> None:
     assert damaged.status == "damaged"
     assert "checkpoints.safetensors" in damaged.error
     events = []
-    assert run_sweep(run, on_cell=lambda cell, event: events.append(event)) == []
+    assert run_sweep(run, on_cell=lambda cell, event: events.append(event)) == {}
     assert events == ["set aside", "start", "done"]
     assert results(cell) == before
     assert (run.path / "cells" / "chains=4,seed=0.damaged-1" / "done.json").exists()
@@ -350,15 +354,89 @@ def test_a_failing_cell_is_reported_and_the_others_finish(tmp_path, monkeypatch)
     monkeypatch.setattr(sweep, "run_cell", fail_on_two)
     run = create_run(tmp_path / "run", dataclasses.replace(SHORT, sweep=SweepConfig(chains=(2, 4))))
     failed = run_sweep(run)
-    assert [cell.chains for cell in failed] == [2]
+    assert list(failed) == ["chains=2,seed=0"]
+    assert "planted" in failed["chains=2,seed=0"]
     assert [cell.status for cell in run.cells] == ["failed", "done"]
     assert "planted" in run.cells[0].error
 
 
+def test_a_full_disk_stops_no_other_cell_and_is_told(tmp_path, monkeypatch) -> None:
+    from iclens.lab import cell, sweep
+
+    def full(path, content) -> None:
+        if "chains=2" in str(path):
+            raise OSError(28, "No space left on device")
+        write_file(path, content)
+
+    monkeypatch.setattr("iclens.lab.files.write_file", full)
+    monkeypatch.setattr(cell, "write_file", full)
+    monkeypatch.setattr(sweep, "write_file", full)
+    run = create_run(tmp_path / "run", dataclasses.replace(SHORT, sweep=SweepConfig(chains=(2, 4))))
+    failed = run_sweep(run)
+    assert "No space left on device" in failed["chains=2,seed=0"]
+    assert [cell.status for cell in run.cells] == ["unfinished", "done"]
+
+
+def test_a_recipe_that_was_edited_after_training_is_refused(tmp_path) -> None:
+    run = create_run(tmp_path / "run", SHORT)
+    record_provenance(run)
+    path = run.path / "recipe.toml"
+    text = path.read_text()
+    path.write_text(text.replace("steps = 200", "steps = 300"))
+    with pytest.raises(ValueError, match=r"changed after .* train.steps: 200 against 300"):
+        open_run(run.path)
+    path.write_text("# mine\n" + text)
+    create_run(run.path, SHORT)
+    assert path.read_text().startswith("# mine\n")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"invocations": 3}', '{"invocations": ["a"]}'])
+def test_a_damaged_provenance_is_named(tmp_path, content) -> None:
+    run = create_run(tmp_path / "run", SHORT)
+    (run.path / "provenance.json").write_text(content)
+    with pytest.raises(ValueError, match=r"provenance\.json is damaged"):
+        open_run(run.path)
+
+
+def test_the_revision_is_that_of_this_code_or_none(tmp_path, monkeypatch) -> None:
+    revision = store._revision()
+    assert revision is None or len(revision.removesuffix("-dirty")) == 40
+    monkeypatch.setattr(store, "__file__", str(tmp_path / "store.py"))
+    assert store._revision() is None
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    assert store._revision() is None
+
+
+def test_what_a_killed_process_leaves_is_taken_up_and_removed(undisturbed, tmp_path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".recipe.toml.123").write_text("[tas")
+    run = create_run(tmp_path / "run", SHORT)
+    cell = run.cells[0]
+    shutil.copytree(undisturbed.path, cell.path)
+    (cell.path / ".state.safetensors.123").write_bytes(b"half")
+    (cell.path / "pieces").mkdir()
+    assert run_sweep(run) == {}
+    assert {path.name for path in cell.path.iterdir()} == {*RESULTS, "done.json"}
+
+
+def test_a_cell_is_damaged_if_its_marker_is(undisturbed, tmp_path) -> None:
+    shutil.copytree(undisturbed.path, tmp_path / undisturbed.name)
+    cell = dataclasses.replace(undisturbed, folder=tmp_path)
+    (cell.path / "done.json").write_text("null")
+    assert cell.status == "damaged"
+    with pytest.raises(ValueError, match="is damaged: it has no checkpoints"):
+        cell.model()
+
+
 def test_a_run_is_held_by_one_process_at_a_time(tmp_path) -> None:
     run = create_run(tmp_path / "run", SHORT)
-    with hold(run), pytest.raises(ValueError, match="another process is working"):
-        run_sweep(run)
+    more = dataclasses.replace(SHORT, sweep=SweepConfig(chains=(7,)))
+    with hold(run):
+        with pytest.raises(ValueError, match="another process is working"):
+            run_sweep(run)
+        with pytest.raises(ValueError, match="another process is working"):
+            create_run(run.path, more)
+    assert open_run(run.path).recipe.sweep.chains == (4,)
 
 
 def test_provenance_names_versions_and_random_numbers(tiny_run) -> None:
@@ -370,9 +448,9 @@ def test_provenance_names_versions_and_random_numbers(tiny_run) -> None:
 # --- the command line
 
 
-@pytest.mark.parametrize("renames", [3, 8])
-def test_kill_nine_and_again_ends_with_the_same_bytes(undisturbed, tmp_path, renames) -> None:
-    """SIGKILL between the writing of a file and its renaming, of a state or of a piece."""
+@pytest.mark.parametrize(("sent", "renames"), [("SIGKILL", 3), ("SIGKILL", 8), ("SIGINT", 5)])
+def test_kill_nine_and_again_ends_with_the_same_bytes(undisturbed, tmp_path, sent, renames) -> None:
+    """A signal between the writing of a file and its renaming, of a state or of a piece."""
     (tmp_path / "r.toml").write_text(SHORT.to_toml())
     dies = (
         "import os, signal, sys\n"
@@ -381,7 +459,8 @@ def test_kill_nine_and_again_ends_with_the_same_bytes(undisturbed, tmp_path, ren
         "def replace_or_die(*paths):\n"
         "    global left\n"
         "    left -= 'cells' in str(paths[1])\n"
-        "    os.kill(os.getpid(), signal.SIGKILL) if left < 0 else replace(*paths)\n"
+        f"    os.kill(os.getpid(), signal.{sent}) if left < 0 else None\n"
+        "    replace(*paths)\n"
         "os.replace = replace_or_die\n"
         "cli.main()\n"
     )
@@ -389,7 +468,12 @@ def test_kill_nine_and_again_ends_with_the_same_bytes(undisturbed, tmp_path, ren
     killed = subprocess.run(
         [sys.executable, "-c", dies, *command, str(renames)], cwd=tmp_path, capture_output=True
     )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    if sent == "SIGINT":
+        assert killed.returncode == 130
+        assert b"To go on: iclens run run/recipe.toml --out run" in killed.stderr
+        assert b"Traceback" not in killed.stderr
+    else:
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
     cell = open_run(tmp_path / "run").cells[0]
     assert cell.status == "unfinished"
     assert cell.steps == list(SHORT.train.evaluation_steps)[: (renames + 1) // 2]

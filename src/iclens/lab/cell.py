@@ -122,8 +122,8 @@ class Cell:
             return None
         try:
             expected = json.loads(self._done.read_text())["checksums"]
-        except (OSError, ValueError, KeyError) as error:
-            return f"done.json: {error}"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"done.json: {error!r}"
         for name in RESULTS:
             if not (self.path / name).exists():
                 return f"{name} is missing"
@@ -159,8 +159,13 @@ class Cell:
 
         Raises `ValueError` if there is no checkpoint at that step.
         """
-        if not self.steps or (step is not None and step not in self.steps):
-            raise ValueError(f"cell {self.name}: no checkpoint at step {step}; got {self.steps}")
+        if not self.steps:
+            raise ValueError(f"cell {self.name} is {self.status}: it has no checkpoints")
+        if step is not None and step not in self.steps:
+            raise ValueError(
+                f"cell {self.name}: expected a step with a checkpoint, one of "
+                f"{', '.join(map(str, self.steps))}; got {step}"
+            )
         index = -1 if step is None else self.steps.index(step)
         arrays = {name: np.asarray(array[index]) for name, array in self._checkpoints.items()}
         return arrays_to_tree(self.new_model(), arrays)
@@ -187,10 +192,10 @@ class Cell:
         """
         pieces = {}
         for step in self.recipe.train.evaluation_steps:
-            path = self._pieces_path / f"{step}.safetensors"
-            if not path.exists():
+            try:
+                pieces[step] = read_arrays(self._pieces_path / f"{step}.safetensors")
+            except FileNotFoundError:
                 break
-            pieces[step] = read_arrays(path)
         return pieces
 
     @cached_property
@@ -225,6 +230,14 @@ class Cell:
             seed=self.seed,
             outcome=outcome if diverged < 0 else f"diverged at step {diverged}",
         )
+
+
+def tidy(cell: Cell) -> None:
+    """Remove what a killed process left in the folder of a cell; nobody may be working on it."""
+    for leftover in (*cell.path.glob(".*"), *cell._pieces_path.glob(".*")):
+        leftover.unlink()
+    if cell._done.exists() and cell._pieces_path.exists():
+        shutil.rmtree(cell._pieces_path)
 
 
 def run_cell(cell: Cell, on_steps: Callable[[int], None] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,18 +37,34 @@ def checksum(path: Path) -> str:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write named arrays as safetensors (which stores the buffer as it lies, hence the C order)."""
+    """Write named arrays as safetensors (which stores the buffer as it lies, hence the C order).
+
+    The format has no checksum of its own: that of the arrays goes into its metadata.
+    """
     ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    write_file(path, safetensors.numpy.save(ordered))
+    write_file(path, safetensors.numpy.save(ordered, {"sha256": _digest(ordered)}))
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read what `write_arrays` wrote.  Raises `ValueError` if the file is damaged."""
+    content = path.read_bytes()
     try:
-        arrays: dict[str, np.ndarray] = safetensors.numpy.load(path.read_bytes())
+        arrays: dict[str, np.ndarray] = safetensors.numpy.load(content)
+        length = int.from_bytes(content[:8], "little")
+        expected = json.loads(content[8 : 8 + length])["__metadata__"]["sha256"]
     except Exception as error:
-        raise ValueError(f"{path} cannot be read as safetensors: {error}") from None
+        raise ValueError(f"{path} cannot be read as safetensors: {error!r}") from None
+    if _digest(arrays) != expected:
+        raise ValueError(f"{path} does not match its checksum")
     return arrays
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()
 
 
 def tree_to_arrays(tree: object) -> dict[str, np.ndarray]:

@@ -115,7 +115,7 @@ def load_recipe(name: str | Path) -> Recipe:
     Raises `ValueError` with the file, the key, what was expected and what was found.
     """
     path = Path(name)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or path.is_file():
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

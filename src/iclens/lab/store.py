@@ -1,7 +1,7 @@
 """Runs on disk: a recipe, where it came from, and its cells.
 
 NAME/recipe.toml        the complete recipe, defaults filled in
-NAME/provenance.json    versions, device, random numbers, code revision, of each invocation
+NAME/provenance.json    versions, device, random numbers, code revision, recipe, of each invocation
 NAME/cells/chains=K,seed=S/
 NAME/figures/  NAME/report.html
 """
@@ -26,7 +26,7 @@ import jax
 
 from iclens.lab.cell import Cell
 from iclens.lab.files import write_file
-from iclens.lab.recipe import Recipe, load_recipe
+from iclens.lab.recipe import Recipe, SweepConfig, load_recipe, parse_recipe
 from iclens.phases import PhaseMap, float_diversity
 
 LIBRARIES = ("iclens", "jax", "jaxlib", "equinox", "optax", "numpy")
@@ -58,7 +58,13 @@ class Run:
     def provenance(self) -> dict[str, Any]:
         """Versions, device, random numbers and code revision, of each invocation."""
         path = self.path / "provenance.json"
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        try:
+            found = json.loads(path.read_text()) if path.exists() else {}
+            invocations = found.get("invocations", []) if isinstance(found, dict) else None
+            if not isinstance(invocations, list) or any("recipe" not in i for i in invocations):
+                raise ValueError("expected a list of invocations, each with its recipe")
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}; move it away to go on") from None
         return found
 
     @cached_property
@@ -89,12 +95,22 @@ class Run:
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a saved run.  Raises `ValueError` if there is none at `path`."""
+    """Open a saved run.
+
+    Raises `ValueError` if there is none at `path`, or if its recipe is not the one that its cells
+    were trained with.
+    """
     path = Path(path)
     if not (path / "recipe.toml").exists():
         raise ValueError(f"no run at {str(path)!r}: expected a folder with a recipe.toml")
     run = Run(path)
-    _ = run.recipe
+    for invocation in run.provenance.get("invocations", []):
+        trained = parse_recipe(invocation["recipe"], where=f"{path}/provenance.json")
+        if different := trained.difference(run.recipe):
+            raise ValueError(
+                f"{path}/recipe.toml was changed after its cells were trained (trained against "
+                f"now): {'; '.join(different)}. Change it back, and copy it to change it"
+            )
     return run
 
 
@@ -105,25 +121,30 @@ def create_run(path: str | Path, recipe: Recipe) -> Run:
     something else at `path`.
     """
     path = Path(path)
-    if (path / "recipe.toml").exists():
-        old = open_run(path).recipe
-        if different := old.difference(recipe):
+    ours = (".lock", ".recipe.toml", "recipe.toml")  # and what a killed process leaves of them
+    exists = (path / "recipe.toml").exists()
+    if path.exists() and not exists:
+        stranger = not path.is_dir() or any(not e.name.startswith(ours) for e in path.iterdir())
+        if stranger:
             raise ValueError(
-                f"the run at {str(path)!r} has another recipe (saved against asked): "
-                f"{'; '.join(different)}. Choose another folder with --out"
+                f"{str(path)!r} exists and is not a run: choose another folder with --out"
             )
-        sweep = dataclasses.replace(
-            old.sweep,
-            chains=tuple(dict.fromkeys(old.sweep.chains + recipe.sweep.chains)),
-            seeds=tuple(dict.fromkeys(old.sweep.seeds + recipe.sweep.seeds)),
-        )
-        recipe = dataclasses.replace(old, sweep=sweep)
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{str(path)!r} exists and is not a run: choose another folder with --out")
     path.mkdir(parents=True, exist_ok=True)
-    text = recipe.to_toml()
-    if not (path / "recipe.toml").exists() or Run(path).recipe_text != text:
-        write_file(path / "recipe.toml", text.encode())
+    with hold(Run(path)):
+        if exists:
+            old = open_run(path).recipe
+            if different := old.difference(recipe):
+                raise ValueError(
+                    f"the run at {str(path)!r} has another recipe (saved against asked): "
+                    f"{'; '.join(different)}. Choose another folder with --out"
+                )
+            sweep = SweepConfig(
+                chains=tuple(dict.fromkeys(old.sweep.chains + recipe.sweep.chains)),
+                seeds=tuple(dict.fromkeys(old.sweep.seeds + recipe.sweep.seeds)),
+            )
+            recipe = dataclasses.replace(old, sweep=sweep)
+        if not exists or recipe != old:  # the file may have comments of the user's
+            write_file(path / "recipe.toml", recipe.to_toml().encode())
     return Run(path)
 
 
@@ -136,7 +157,7 @@ def hold(run: Run) -> Iterator[None]:
     with open(run.path / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ValueError(
                 f"another process is working on the run at {str(run.path)!r}: "
                 f"wait for it, or see `iclens status {run.path}`"
@@ -146,9 +167,6 @@ def hold(run: Run) -> Iterator[None]:
 
 def record_provenance(run: Run) -> None:
     """Add this invocation to the provenance of a run."""
-    here = Path(__file__).parent
-    git = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    revision = subprocess.run(git, capture_output=True, text=True, check=False)
     invocation = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()}
@@ -156,8 +174,24 @@ def record_provenance(run: Run) -> None:
         "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
         "machine": f"{platform.system()} {platform.machine()}",
         "random_numbers": str(jax.random.key_impl(jax.random.key(0))),
-        "revision": revision.stdout.strip() or None,
+        "revision": _revision(),
+        "recipe": run.recipe.to_toml(),
     }
     invocations = [*run.provenance.get("invocations", []), invocation]
     content = json.dumps({"invocations": invocations}, indent=1)
     write_file(run.path / "provenance.json", content.encode())
+
+
+def _revision() -> str | None:
+    """The git revision of this code; None where it is installed, or git is not."""
+    here = Path(__file__)
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # not the revision of a repository around it
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return None
