@@ -229,7 +229,7 @@ def test_a_finished_cell_gives_its_models_back(undisturbed) -> None:
     for a, b in zip(jax.tree.leaves(undisturbed.model(0)), jax.tree.leaves(start), strict=True):
         np.testing.assert_array_equal(a, b)
     assert not np.array_equal(undisturbed.model().embedding, start.embedding)
-    with pytest.raises(ValueError, match="expected a step with a checkpoint, one of 0, 1, .*; got 3"):
+    with pytest.raises(ValueError, match=r"one of 0, 1, .*; got 3"):
         undisturbed.model(3)
 
 

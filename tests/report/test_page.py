@@ -134,6 +134,9 @@ def test_the_page_of_a_real_run(open_page: Open, tiny_run: Run, tmp_path: Path) 
     assert page.locator("#map .heat").count() == evaluations(run)
     for chart in ("losses", "distances"):
         assert any(None not in curve["y"] for curve in curves(page, chart))
+    provenance = page.locator(".provenance").first.inner_text()
+    assert "revision" in provenance
+    assert "[train]" not in provenance  # the recipe, which is shown beside it
     shown = page.locator("table").first.inner_text()
     for cell in run.phase_map.cells:
         for phase, step in zip(cell["phases"], cell["steps"], strict=True):

@@ -237,11 +237,14 @@ def _row(reading: Reading, cell: Cell) -> str:
 
 
 def _provenance(provenance: dict[str, Any]) -> str:
-    """The latest invocation in full, earlier ones folded away."""
+    """The latest invocation, earlier ones folded away; the recipe is shown beside it."""
     invocations = provenance.get("invocations") or [provenance]
     lists = [
         '<dl class="provenance">'
-        + "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in _flat(entry))
+        + "".join(
+            f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>"
+            for key, text in _flat({key: entry[key] for key in entry if key != "recipe"})
+        )
         + "</dl>"
         for entry in invocations
     ]
