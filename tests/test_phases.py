@@ -15,6 +15,7 @@ from iclens.phases import (
     compose,
     cross_entropy,
     evaluation_set,
+    is_clear,
     kl_divergence,
     measure,
     position_bins,
@@ -34,7 +35,7 @@ def test_a_model_that_is_a_reference_has_its_label(phase, name) -> None:
     result = score(PREDICT[name], ON.states, CHAINS, PRIOR)
     assert result.phase == phase
     assert result.distance[name] == pytest.approx(0, abs=1e-6)
-    assert bool(result.measurement.clear)
+    assert result.clear
     assert result.composition[name] == pytest.approx(1, abs=1e-2)
     assert result.residual == pytest.approx(0, abs=1e-5)
 
@@ -136,12 +137,29 @@ def test_a_label_between_two_equal_references_is_not_clear() -> None:
         result = measure(half, ON)
         low, high = (share, high) if result.distance[1] < result.distance[3] else (low, share)
     assert result.margin < result.margin_error
-    assert not bool(result.clear)
+    assert not is_clear(result, compose(half, ON)[0])
     one = PRIOR.sample(jax.random.key(3), 1)  # with one chain, 1-Mem is 2-Mem
     predict = reference_predictors(one, PRIOR)
     result = score(predict["2-Mem"], one.sample(jax.random.key(0), 64, 16)[0], one, PRIOR)
     assert result.measurement.separation == pytest.approx(0, abs=1e-6)
-    assert not bool(result.measurement.clear)
+    assert not result.clear
+
+
+def test_a_mixture_that_is_nearest_to_a_third_reference_is_not_clear() -> None:
+    # On the way from G1 to M2 a model may be nearest to G2, of which it has nothing.
+    nearest = []
+    for share in np.linspace(0, 1, 21):
+        mixed = jnp.logaddexp(
+            ON.references[0] + jnp.log(1 - share), ON.references[3] + jnp.log(share)
+        )
+        result = measure(mixed, ON)
+        weights = compose(mixed, ON)[0]
+        assert weights[0] + weights[3] == pytest.approx(1, abs=0.02)
+        nearest.append(int(result.nearest))
+        assert nearest[-1] in (0, 3) or not is_clear(result, weights)
+    assert nearest[0] == 0
+    assert nearest[-1] == 3
+    assert set(nearest) - {0, 3}, "no share of these references shows the case"
 
 
 def test_an_exact_model_of_chains_with_zeros_is_clear() -> None:
@@ -152,13 +170,13 @@ def test_an_exact_model_of_chains_with_zeros_is_clear() -> None:
     assert result.phase == "M2"
     assert result.distance["2-Mem"] == 0
     assert np.isposinf(result.measurement.margin)
-    assert bool(result.measurement.clear)
+    assert result.clear
 
 
 def test_one_sequence_says_nothing_of_errors() -> None:
     result = score(ON.references[1][:1], np.asarray(ON.states)[:1], CHAINS, PRIOR)
     assert np.isnan(result.measurement.margin_error)
-    assert not bool(result.measurement.clear)
+    assert not result.clear
 
 
 def test_a_model_in_numpy_is_scored_like_its_array() -> None:

@@ -14,7 +14,7 @@ from iclens import predictors
 from iclens.chains import ChainPrior, ChainSet, birth_death, cyclic, two_state
 from iclens.predictors import (
     PREDICTORS,
-    _check_states,
+    check_states,
     generalising,
     memorising,
     reference_predictors,
@@ -261,8 +261,8 @@ def test_states_may_be_integers_of_any_type(dtype):
     states = np.asarray(chains.sample(KEY, 3, 12)[0])
     for predictor in reference_predictors(chains, prior).values():
         np.testing.assert_array_equal(predictor(states.astype(dtype)), predictor(states))
-        with pytest.raises(ValueError, match="expected integers"):
-            predictor(states.astype(float))
+    with pytest.raises(ValueError, match="expected integers"):
+        check_states(states.astype(float), 16)
 
 
 def test_2_mem_knows_the_frequencies_that_1_mem_knows_and_more(chains):
@@ -360,7 +360,7 @@ def test_states_out_of_range_are_refused(name, state):
 )
 def test_contexts_of_the_wrong_kind_are_refused(context):
     with pytest.raises(ValueError, match=re.escape("expected integers (batch, position)")):
-        _check_states(context, 2)
+        check_states(context, 2)
 
 
 @pytest.mark.parametrize("pseudo_count", [0.0, -1.0, np.nan, np.inf])

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
 
 import pytest
 
 pytestmark = pytest.mark.slow
 
 
+MINUTES = {"s": 1 / 60, "min": 1, "h": 60}
+
+
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory) -> dict[int, list[str]]:
-    """Successive phases by K, through the command line."""
+    """Successive phases by K, through the command line, as planned and within its eight minutes."""
     out = tmp_path_factory.mktemp("runs") / "quick"
     iclens = [sys.executable, "-m", "iclens.cli"]
+    planned = subprocess.run(
+        [*iclens, "run", "quick", "--plan"], capture_output=True, text=True, check=True
+    )
+    number, unit = re.search(r"time +about (\S+) (s|min|h)", planned.stdout).groups()
+    start = time.monotonic()
     done = subprocess.run([*iclens, "run", "quick", "--out", out], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    minutes = (time.monotonic() - start) / 60
+    assert minutes < 8
+    assert 1 / 3 < minutes / (float(number) * MINUTES[unit]) < 3
     assert (out / "report.html").exists()
     shown = subprocess.run(
         [*iclens, "phases", out, "--json"], capture_output=True, text=True, check=True

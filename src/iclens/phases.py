@@ -29,8 +29,7 @@ NO_PHASE = "none"
 
 BOOTSTRAP_RESAMPLES = 200
 CLEAR_ERRORS = 2.0
-"""A label is clear when its margin, and the distance between the two references, exceed this many
-standard errors."""
+"""Standard errors by which a clear label must be ahead (see `is_clear`)."""
 COMPOSITION_TOLERANCE = 1e-6
 COMPOSITION_ITERATIONS = 2000
 
@@ -72,9 +71,6 @@ class Measurement(eqx.Module):
     reference is impossible to reconcile with the model) and for a single sequence."""
     separation: Float[Array, ""]
     """The smaller KL, of both directions, between these two references."""
-    clear: Bool[Array, ""]
-    """Whether margin and separation both exceed two standard errors of the margin, or the margin
-    is infinite."""
 
 
 def evaluation_set(
@@ -156,9 +152,20 @@ def measure(log_probs: Float[Array, "batch position state"], on: EvaluationSet) 
         margin=margin,
         margin_error=margin_error,
         separation=separation,
-        clear=jnp.isposinf(margin)
-        | (jnp.minimum(margin, separation) > CLEAR_ERRORS * margin_error),
     )
+
+
+def is_clear(measured: Measurement, composition: Float[Array, " predictor"]) -> Bool[Array, ""]:
+    """Whether a label can be relied on.
+
+    Margin and separation both exceed two standard errors of the margin, or the margin is infinite;
+    and the composition, the other way to compare, has most of the same reference.  (Half-way from
+    one reference to a second, a model may be nearest to a third.)
+    """
+    apart = jnp.minimum(measured.margin, measured.separation)
+    certain = jnp.isposinf(measured.margin) | (apart > CLEAR_ERRORS * measured.margin_error)
+    agrees = (measured.nearest < 0) | (jnp.argmax(composition) == measured.nearest)
+    return certain & agrees
 
 
 def cross_entropy(
@@ -223,6 +230,11 @@ class Score:
     def phase(self) -> str:
         """The phase, `none` where the model is no nearer to any reference than uniform is."""
         return phase_name(int(self.measurement.nearest))
+
+    @property
+    def clear(self) -> bool:
+        """Whether the phase can be relied on (see `is_clear`)."""
+        return bool(is_clear(self.measurement, jnp.array(list(self.composition.values()))))
 
     @cached_property
     def distance(self) -> dict[str, float]:

@@ -35,6 +35,7 @@ from iclens.phases import (
     EvaluationSet,
     compose,
     evaluation_set,
+    is_clear,
     measure,
     phase_name,
     position_bins,
@@ -301,7 +302,7 @@ def evaluate(model: Transformer, id: EvaluationSet, ood: EvaluationSet) -> dict[
         "margin": here.margin,
         "margin_error": here.margin_error,
         "separation": here.separation,
-        "clear": here.clear,
+        "clear": is_clear(here, composition),
     }
 
 

@@ -61,8 +61,10 @@ class Run:
         try:
             found = json.loads(path.read_text()) if path.exists() else {}
             invocations = found.get("invocations", []) if isinstance(found, dict) else None
-            if not isinstance(invocations, list) or any("recipe" not in i for i in invocations):
-                raise ValueError("expected a list of invocations, each with its recipe")
+            if not isinstance(invocations, list) or not all(
+                isinstance(invocation, dict) for invocation in invocations
+            ):
+                raise ValueError("expected a list of invocations")
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}; move it away to go on") from None
         return found
@@ -104,8 +106,9 @@ def open_run(path: str | Path) -> Run:
     if not (path / "recipe.toml").exists():
         raise ValueError(f"no run at {str(path)!r}: expected a folder with a recipe.toml")
     run = Run(path)
-    for invocation in run.provenance.get("invocations", []):
-        trained = parse_recipe(invocation["recipe"], where=f"{path}/provenance.json")
+    recipes = {i["recipe"]: None for i in run.provenance.get("invocations", []) if "recipe" in i}
+    for recipe in recipes:
+        trained = parse_recipe(recipe, where=f"{path}/provenance.json")
         if different := trained.difference(run.recipe):
             raise ValueError(
                 f"{path}/recipe.toml was changed after its cells were trained (trained against "
