@@ -455,6 +455,7 @@ def test_kill_nine_and_again_ends_with_the_same_bytes(undisturbed, tmp_path, sen
     dies = (
         "import os, signal, sys\n"
         "from iclens import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in the background
         "replace, left = os.replace, int(sys.argv.pop())\n"
         "def replace_or_die(*paths):\n"
         "    global left\n"
