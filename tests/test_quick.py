@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,24 +17,32 @@ pytestmark = pytest.mark.slow
 MINUTES = {"s": 1 / 60, "min": 1, "h": 60}
 
 
+ICLENS = [sys.executable, "-m", "iclens.cli"]
+
+
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory) -> dict[int, list[str]]:
-    """Successive phases by K, through the command line, as planned and within its eight minutes."""
-    out = tmp_path_factory.mktemp("runs") / "quick"
-    iclens = [sys.executable, "-m", "iclens.cli"]
+def out(tmp_path_factory) -> Path:
+    """The run, as planned and within its eight minutes."""
+    out: Path = tmp_path_factory.mktemp("runs") / "quick"
     planned = subprocess.run(
-        [*iclens, "run", "quick", "--plan"], capture_output=True, text=True, check=True
+        [*ICLENS, "run", "quick", "--plan"], capture_output=True, text=True, check=True
     )
     number, unit = re.search(r"time +about (\S+) (s|min|h)", planned.stdout).groups()
     start = time.monotonic()
-    done = subprocess.run([*iclens, "run", "quick", "--out", out], capture_output=True, text=True)
+    done = subprocess.run([*ICLENS, "run", "quick", "--out", out], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     minutes = (time.monotonic() - start) / 60
     assert minutes < 8
     assert 1 / 3 < minutes / (float(number) * MINUTES[unit]) < 3
     assert (out / "report.html").exists()
+    return out
+
+
+@pytest.fixture(scope="module")
+def paths(out) -> dict[int, list[str]]:
+    """Successive phases by K, through the command line."""
     shown = subprocess.run(
-        [*iclens, "phases", out, "--json"], capture_output=True, text=True, check=True
+        [*ICLENS, "phases", out, "--json"], capture_output=True, text=True, check=True
     )
     cells = json.loads(shown.stdout)["cells"]
     return {cell["chains"]: cell["phases"] for cell in cells}
@@ -53,3 +62,31 @@ def test_between_the_thresholds_g2_comes_first_and_gives_way_to_m2(paths) -> Non
 def test_many_chains_are_generalised_to_the_end(paths, chains) -> None:
     assert paths[chains][-2:] == ["G1", "G2"]
     assert "M2" not in paths[chains]
+
+
+def traced(out: Path, chains: int, step: str) -> dict:
+    shown = subprocess.run(
+        [*ICLENS, "trace", out, "--chains", str(chains), "--step", step, "--json"],
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+@pytest.mark.parametrize(
+    ("chains", "step", "phase", "induction", "recognition"),
+    [
+        (512, "last", "G2", "pass", "fail"),
+        (8, "last", "M2", "fail", "pass"),
+        (512, "112", "G1", "fail", "fail"),
+    ],
+)
+def test_each_phase_has_its_mechanism(out, chains, step, phase, induction, recognition) -> None:
+    found = traced(out, chains, step)
+    assert found["phase"] == phase
+    assert found["hypotheses"]["statistical induction head"]["verdict"] == induction
+    assert found["hypotheses"]["task recognition head"]["verdict"] == recognition
+    assert found["faithfulness"] >= 0.9
+    assert found["faithfulness"] > found["random_faithfulness"] + 0.2
+    assert (found["shuffle_kl"] > 0.05) == (phase != "G1")

@@ -213,6 +213,22 @@ def test_impossible_shapes_are_refused(change, message) -> None:
         TransformerConfig(**change)
 
 
+@each_config
+@pytest.mark.parametrize("since", [1, N // 2, N - 1])
+def test_late_positions_alone_are_the_same(config, since) -> None:
+    model, states = make(config), draw()
+    clean, other = run(model, states), run(model, draw(9)).senders
+    late = run(model, states, since=since)
+    last = config.senders.index(f"att{config.layers}.0")
+    np.testing.assert_allclose(late.logits, clean.logits[:, since:], atol=1e-4, rtol=1e-4)
+    assert all(value.shape[1] == N - since for value in late.senders.values[last:])
+    mask = jax.random.uniform(jax.random.key(1), (len(config.edges),))
+    whole = run(model, states, Edges(mask, other)).logits
+    short = run(model, draw(9), since=since).senders
+    again = run(model, states, Edges(mask, short), since=since).logits
+    np.testing.assert_allclose(again, whole[:, since:], atol=1e-4, rtol=1e-4)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     config = TransformerConfig(width=8)
     model = make(config)

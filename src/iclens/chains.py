@@ -100,7 +100,7 @@ class ChainSet(eqx.Module):
             jnp.asarray(self.cumulative), jnp.minimum(bits, jnp.uint32(2**32 - 2)), side="right"
         ).astype(jnp.int32)
         initial, transition = jnp.asarray(self.stationary), jnp.asarray(self.transition)
-        return _walk(walk_key, initial[index], transition[index], length), index
+        return walk(walk_key, initial[index], transition[index], length), index
 
     def draw(
         self, key: PRNGKeyArray, sequences: int, length: int
@@ -156,7 +156,7 @@ class ChainPrior(eqx.Module):
         log_rows = _log_dirichlet(rows_key, self.concentration, shape, "float32")
         initial = jnp.exp(_log_stationary(log_rows, jnp))
         transition = jnp.exp(log_rows)
-        return _walk(walk_key, initial, transition, length), transition
+        return walk(walk_key, initial, transition, length), transition
 
     @property
     def one_point_concentration(self) -> float:
@@ -358,7 +358,7 @@ def _log_dirichlet(key: Any, concentration: float, shape: tuple[int, ...], dtype
 
 
 @partial(jax.jit, static_argnums=3)
-def _walk(
+def walk(
     key: PRNGKeyArray,
     initial: Float[Array, "sequence state"],
     transition: Float[Array, "sequence state state"],

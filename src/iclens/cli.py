@@ -128,6 +128,48 @@ def phases(run: Path, /, json: bool = False) -> int:
     return 0
 
 
+def trace(
+    run: Path,
+    /,
+    chains: str | None = None,
+    seed: int = 0,
+    step: str = "last",
+    epsilon: float = 0.1,
+    json: bool = False,
+) -> int:
+    """Find the circuit of a cell and test which mechanism it is.
+
+    Args:
+        run: Folder of the run.
+        chains: K of the cell; needed where the run has several.
+        seed: Seed of the cell.
+        step: A checkpoint's step, "last", or "all" for the whole training history.
+        epsilon: Share of KL(full || all edges cut) that the circuit may differ by.
+        json: Print JSON, for programs.
+    """
+    from iclens.lab.store import open_run
+    from iclens.lab.trace import TraceRequest, describe, save_trace, summary, trace_cell
+    from iclens.report.circuits import write_circuit_figures
+
+    opened = open_run(run)
+    request = TraceRequest.parse(opened, chains, seed, step)
+    found = trace_cell(
+        request.cell,
+        request.steps,
+        epsilon=epsilon,
+        on_step=lambda done: print(f"step {done} traced", file=sys.stderr),
+    )
+    path = save_trace(opened.path, found, request.name)
+    figures = write_circuit_figures(opened.path, path)
+    if json:
+        print(dumps(summary(found)))
+    else:
+        print(describe(found))
+        for file in (path, *figures):
+            print(f"wrote   {file}")
+    return 0
+
+
 def report(run: Path, /) -> int:
     """Write the page and the figures of a run again.
 
@@ -145,6 +187,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "run": run,
     "status": status,
     "phases": phases,
+    "trace": trace,
     "report": report,
 }
 

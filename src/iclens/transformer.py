@@ -158,7 +158,7 @@ class Activations(eqx.Module):
 
     logits: Float[Array, "batch position state"]
     senders: Senders
-    attention: tuple[Float[Array, "batch head position key"], ...]
+    attention: tuple[Float[Array, "batch head _ key"], ...]
 
 
 class Transformer(eqx.Module):
@@ -232,12 +232,17 @@ def forward(
     states: States,
     edges: Edges | None = None,
     known: Sequence[Float[Array, ...]] = (),
+    since: int = 0,
 ) -> Activations:
     """Run the model, every receiver reading what its edges carry.
 
     `known` gives the values of the first senders, in order (whole layers of heads at a time):
     those are taken as they are and not computed, so that an intervention on a late receiver pays
     for what comes after it only.  Attention patterns are returned for computed layers.
+
+    `since` is the first position whose logits are wanted: the logits, the attention pattern and
+    the senders of the last layer then begin there, and what only earlier positions need is not
+    computed.
 
     Gradients are for reverse mode; forward mode is not defined (see `_product`).
 
@@ -249,6 +254,8 @@ def forward(
     length = states.shape[1]
     if length > model.context:
         raise ValueError(f"expected at most {model.context} states in the context, got {length}")
+    if not 0 <= since < length:
+        raise ValueError(f"since: expected a position from 0 to {length - 1}, got {since}")
     lag_bias = (
         jnp.stack([a.lag_bias for a in model.attentions if a.lag_bias is not None])
         if config.positions == "relative"
@@ -261,14 +268,18 @@ def forward(
             f"got {len(known)}"
         )
     if edges is not None:
-        _check_edges(config, edges, (*states.shape, config.width), lag_bias.shape)
+        _check_edges(config, edges, (len(states), length, config.width), lag_bias.shape, since)
         index = {name: i for i, name in enumerate(config.edges)}
 
     values: list[Float[Array, ...]] = list(known)
     patterns: list[Float[Array, "batch head position key"]] = []
 
-    def read(receiver: str, senders: int) -> Float[Array, "batch position width"]:
+    def read(receiver: str, senders: int, start: int = 0) -> Float[Array, "batch position width"]:
         """Normalised input of a receiver that comes after the first `senders` senders."""
+
+        def late(value: Float[Array, ...]) -> Float[Array, ...]:
+            return value[..., start:, :] if value.shape[-2] == length else value
+
         total = None
         for name, value, instead in zip(
             config.senders[:senders],
@@ -276,12 +287,14 @@ def forward(
             values if edges is None else edges.baseline.values,
             strict=False,
         ):
+            value = late(value)
             if edges is not None:
                 share = edges.mask[index[f"{name}->{receiver}"]]
-                value = share * value + (1 - share) * instead
+                value = share * value + (1 - share) * late(instead)
             total = value if total is None else total + value
         assert total is not None
-        return normalise(jnp.broadcast_to(total, (*states.shape, config.width)), config.norm)
+        shape = (states.shape[0], length - start, config.width)
+        return normalise(jnp.broadcast_to(total, shape), config.norm)
 
     if not values:
         values.append(model.embedding[states])
@@ -290,6 +303,7 @@ def forward(
 
     for layer, attention in enumerate(model.attentions, start=1):
         before = config.senders.index(f"att{layer}.0")
+        start = since if layer == config.layers else 0
         if len(values) == before:
             outputs, pattern = [], []
             for head in range(config.heads):
@@ -300,10 +314,10 @@ def forward(
                     bias = share * bias + (1 - share) * edges.baseline.lag[layer - 1, head]
                 # The scale of the logits goes into the weights, which are smaller than the queries.
                 query = attention.query[head] * config.head_width**-0.5
-                queries = dense(read(f"{name}.q", before), query)
+                queries = dense(read(f"{name}.q", before, start), query)
                 keys = dense(read(f"{name}.k", before), attention.key[head])
                 if config.positions == "rotary":
-                    queries, keys = rotate(queries), rotate(keys)
+                    queries, keys = rotate(queries, start), rotate(keys, 0)
                 given = dense(read(f"{name}.v", before), attention.value[head])
                 mixed, weights = attend(queries, keys, given, bias)
                 outputs.append(dense(mixed, attention.output[head]))
@@ -312,11 +326,11 @@ def forward(
             patterns.append(jnp.stack(pattern, axis=1))
         if model.mlps and len(values) == before + config.heads:
             mlp = model.mlps[layer - 1]
-            hidden = dense(read(f"mlp{layer}", before + config.heads), mlp.weight_in)
+            hidden = dense(read(f"mlp{layer}", before + config.heads, start), mlp.weight_in)
             hidden = jax.nn.relu(hidden + mlp.bias_in)
             values.append(dense(hidden, mlp.weight_out) + mlp.bias_out)
 
-    logits = dense(read("out", len(config.senders)), model.unembedding)
+    logits = dense(read("out", len(config.senders), since), model.unembedding)
     return Activations(logits, Senders(tuple(values), lag_bias), tuple(patterns))
 
 
@@ -360,12 +374,13 @@ def normalise(
     """Root-mean-square or layer normalisation over the width, without parameters."""
     if norm == "none":
         return stream
+    # Means as matrix products: a sum is rounded differently depending on what the compiler fuses it
+    # with, and an intervention that changes nothing must change no bit.
+    width = stream.shape[-1]
+    average = jnp.full((width, 1), 1 / width, stream.dtype)
     if norm == "layer":
-        # The mean as a matrix product: a sum is rounded differently depending on what the compiler
-        # fuses it with, and an intervention that changes nothing must change no bit.
-        width = stream.shape[-1]
-        stream = stream - dense(stream, jnp.full((width, 1), 1 / width, stream.dtype))
-    return stream * jax.lax.rsqrt(jnp.mean(stream**2, axis=-1, keepdims=True) + NORM_EPSILON)
+        stream = stream - dense(stream, average)
+    return stream * jax.lax.rsqrt(dense(stream**2, average) + NORM_EPSILON)
 
 
 def attend(
@@ -376,17 +391,19 @@ def attend(
 ) -> tuple[Float[Array, "batch position head_width"], Float[Array, "batch position key"]]:
     """Causal attention of one head: weights @ values, and the weights.
 
-    They are a softmax over key <= position of q.k + bias, the queries being scaled already.
-    `lag_bias` has an entry per lag, or none at all where positions are not relative.
+    They are a softmax over key <= position of q.k + bias, the queries being scaled already; the
+    last query is at the last key.  `lag_bias` has an entry per lag, or none at all where positions
+    are not relative.
     """
-    length = queries.shape[1]
-    lag = jnp.arange(length)[:, None] - jnp.arange(length)
+    length, first = keys.shape[1], keys.shape[1] - queries.shape[1]
+    lag = jnp.arange(first, length)[:, None] - jnp.arange(length)
     bias = lag_bias[jnp.maximum(lag, 0)] if lag_bias.size else jnp.zeros_like(lag, queries.dtype)
     bias = jnp.where(lag >= 0, bias, -jnp.inf)
     mixed, weights = [], []
-    for start in range(0, length, QUERY_BLOCK):  # no block computes the keys after its last query
-        stop = min(start + QUERY_BLOCK, length)
-        logits = queries[:, start:stop] @ keys[:, :stop].mT + bias[start:stop, :stop]
+    for start in range(0, len(lag), QUERY_BLOCK):  # no block computes the keys after its last query
+        queried = slice(start, min(start + QUERY_BLOCK, len(lag)))
+        stop = first + queried.stop
+        logits = queries[:, queried] @ keys[:, :stop].mT + bias[queried, :stop]
         block = jax.nn.softmax(logits, axis=-1)
         mixed.append(block @ values[:, :stop])
         weights.append(jnp.pad(block, ((0, 0), (0, 0), (0, length - stop))))
@@ -394,12 +411,15 @@ def attend(
 
 
 def rotate(
-    vectors: Float[Array, "batch position head_width"],
+    vectors: Float[Array, "batch position head_width"], first: int
 ) -> Float[Array, "batch position head_width"]:
-    """Rotary positions: pair (2i, 2i + 1) at position n turns by n / 10000^(2i / d) radians."""
+    """Rotary positions: pair (2i, 2i + 1) at position n turns by n / 10000^(2i / d) radians.
+
+    The vectors are those of the positions from `first` on.
+    """
     length, head_width = vectors.shape[1:]
     rates = ROTARY_BASE ** (-jnp.arange(0, head_width, 2, dtype=vectors.dtype) / head_width)
-    angles = jnp.arange(length)[:, None] * rates
+    angles = jnp.arange(first, first + length)[:, None] * rates
     cosine, sine = jnp.cos(angles), jnp.sin(angles)
     even, odd = vectors[..., 0::2], vectors[..., 1::2]
     turned = jnp.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
@@ -416,7 +436,11 @@ def _block_ends(config: TransformerConfig) -> list[int]:
 
 
 def _check_edges(
-    config: TransformerConfig, edges: Edges, full: tuple[int, ...], lag: tuple[int, ...]
+    config: TransformerConfig,
+    edges: Edges,
+    full: tuple[int, int, int],
+    lag: tuple[int, ...],
+    since: int,
 ) -> None:
     if edges.mask.shape != (len(config.edges),):
         raise ValueError(
@@ -428,9 +452,11 @@ def _check_edges(
             f"baseline: expected a value for each of {len(config.senders)} senders "
             f"({', '.join(config.senders)}), got {len(edges.baseline.values)}"
         )
-    for name, value in zip(config.senders, edges.baseline.values, strict=True):
-        sizes = zip(value.shape[::-1], full[::-1], strict=False)
-        if value.ndim > len(full) or any(size not in (1, whole) for size, whole in sizes):
+    last = config.senders.index(f"att{config.layers}.0")
+    for place, (name, value) in enumerate(zip(config.senders, edges.baseline.values, strict=True)):
+        lengths = (full[1], full[1] - since) if place >= last else (full[1],)
+        sizes = zip(value.shape[::-1], ((full[2],), lengths, (full[0],)), strict=False)
+        if value.ndim > len(full) or any(size not in (1, *whole) for size, whole in sizes):
             raise ValueError(
                 f"baseline of {name}: expected a shape that broadcasts to {full}, got {value.shape}"
             )

@@ -241,6 +241,8 @@ def test_curves_have_units_and_every_reference(undisturbed) -> None:
     assert curves.step.attrs["units"] == "optimizer steps"
     np.testing.assert_allclose(curves.composition.sum("predictor"), 1, atol=1e-4)
     assert float(curves.loss[-1, 0]) < float(curves.loss[0, 0])
+    assert curves.induction.dims == ("step", "layer", "head")
+    assert np.all((curves.induction >= 0) & (curves.induction <= 1))
 
 
 def test_infinitely_many_chains_have_no_memorising_references(tmp_path) -> None:

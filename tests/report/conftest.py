@@ -81,6 +81,11 @@ def measurements(chains: Diversity, seed: int, steps: Sequence[int]) -> dict[str
         "separation": np.full(count, 0.09),
         "clear": margin[:, 0] > 0.01,
         "reference_loss": np.repeat(losses[None, :, 1:], count, axis=0),
+        "previous": np.full((count, 2, 1), 0.4),
+        "previous_chance": np.full(count, 0.03),
+        "induction": np.full((count, 2, 1), 0.5),
+        "induction_chance": np.full(count, 0.27),
+        "uniformity": np.full((count, 2, 1), 0.9),
     }
     if chains == "infinite":
         for name in ("distance", "distance_binned", "undefined", "composition", "reference_loss"):

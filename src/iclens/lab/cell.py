@@ -22,6 +22,7 @@ import xarray as xr
 from jaxtyping import Array, PRNGKeyArray
 
 from iclens.chains import ChainPrior, ChainSet
+from iclens.circuits.roles import head_scores
 from iclens.lab.files import (
     arrays_to_tree,
     checksum,
@@ -42,10 +43,11 @@ from iclens.phases import (
 )
 from iclens.predictors import PREDICTORS, reference_predictors
 from iclens.training import TrainingState, initial_state, train
-from iclens.transformer import Transformer
+from iclens.transformer import Transformer, forward
 
-PURPOSES = ("chains", "model", "batches", "id", "ood")
+PURPOSES = ("chains", "model", "batches", "id", "ood", "trace")
 """What a cell needs randomness for; each has a stream of its own."""
+HEAD_SCORES = ("previous", "previous_chance", "induction", "induction_chance", "uniformity")
 RESULTS = ("curves.nc", "checkpoints.safetensors", "state.safetensors")
 
 
@@ -285,7 +287,9 @@ def run_cell(cell: Cell, on_steps: Callable[[int], None] | None = None) -> None:
 @jax.jit
 def evaluate(model: Transformer, id: EvaluationSet, ood: EvaluationSet) -> dict[str, Array]:
     """A model against the references on both sets, which are the first axis of what both have."""
-    log_probs = [jax.nn.log_softmax(model(on.states)) for on in (id, ood)]
+    ran = [forward(model, on.states) for on in (id, ood)]
+    log_probs = [jax.nn.log_softmax(activations.logits) for activations in ran]
+    heads = head_scores(ran[0].attention, id.states)
     measured = [measure(log_prob, on) for log_prob, on in zip(log_probs, (id, ood), strict=True)]
     composition, residual = compose(log_probs[0], id)
     both: Any = jax.tree.map(lambda *arrays: jnp.stack(arrays), *measured)
@@ -303,6 +307,7 @@ def evaluate(model: Transformer, id: EvaluationSet, ood: EvaluationSet) -> dict[
         "margin_error": here.margin_error,
         "separation": here.separation,
         "clear": is_clear(here, composition),
+        **{score: getattr(heads, score) for score in HEAD_SCORES},
     }
 
 
@@ -334,9 +339,12 @@ def curves_dataset(measured: dict[str, np.ndarray], context: int) -> xr.Dataset:
             "reference_loss": by_predictor("reference_loss", "step", "set", "predictor")[-1],
         },
     )
+    for score in HEAD_SCORES:
+        axes = ("step",) if score.endswith("chance") else ("step", "layer", "head")
+        curves[score] = (axes, measured[score])
     for variable in curves.data_vars.values():
         variable.attrs["units"] = "nats"
-    for name in ("composition", "undefined"):
+    for name in ("composition", "undefined", *HEAD_SCORES):
         curves[name].attrs["units"] = "1"
     for name, source in {"phase": "nearest", "phase_ood": "nearest_ood"}.items():
         curves[name] = ("step", [phase_name(int(index)) for index in measured[source]])

@@ -1,0 +1,1 @@
+"""Circuits: which edges of a transformer carry out what it does, and in which role."""

@@ -1,0 +1,108 @@
+"""Circuit search: the smallest set of edges that does what the whole model does.
+
+Backward elimination with exact effects.  In each round every edge that is left is cut on top of
+those cut before, and the one whose loss costs least, in KL(full || circuit), goes.  The circuit is
+the smallest set on this trail with KL(full || circuit) <= epsilon KL(full || all edges cut).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from iclens.circuits.graph import Graph
+from iclens.circuits.interventions import (
+    ROUNDING,
+    Contrast,
+    effects_of_cuts,
+    mask_effects,
+    mean_values,
+)
+from iclens.transformer import Senders, Transformer
+
+SEARCH_SEQUENCES = 64
+"""Sequences by which edges are ranked; how good a circuit is, is measured on all."""
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """A circuit, the trail that led to it, and how good it is.  KL in nats, shares of 1."""
+
+    edges: tuple[str, ...]
+    """The edges that are kept, in the order of the graph."""
+    trail: tuple[str, ...]
+    """All edges in the order in which they went."""
+    trail_kl: Float[np.ndarray, " edge"]
+    """KL(full || what is left) after each went."""
+    total: float
+    """KL(full || all edges cut)."""
+    faithfulness: float
+    """1 - KL(full || circuit) / total: 1 is perfect."""
+    completeness: float
+    """KL(full || all but the circuit) / total: near 1, nothing of the behaviour is elsewhere."""
+    minimality: float
+    """The least that cutting one more of its edges adds to KL(full || circuit), over total."""
+    random: Float[np.ndarray, " sample"]
+    """Faithfulness of random sets of as many edges."""
+
+
+def find_circuit(
+    model: Transformer,
+    on: Contrast,
+    *,
+    epsilon: float = 0.1,
+    samples: int = 32,
+    key: PRNGKeyArray,
+) -> Circuit:
+    """Search for the circuit behind a model's predictions; `samples` random sets stand beside it.
+
+    Raises `ValueError` if epsilon is not in (0, 1), or if cutting every edge changes nothing.
+    """
+    if not 0 < epsilon < 1:
+        raise ValueError(f"epsilon: expected a number between 0 and 1, got {epsilon}")
+    graph = Graph(model.config)
+    count = len(graph.edges)
+    few = jax.tree.map(lambda array: array[:SEARCH_SEQUENCES], on)
+    order = np.asarray(_eliminate(model, few, mean_values(model, few)))
+    trail = np.stack([1 - np.isin(np.arange(count), order[: cuts + 1]) for cuts in range(count)])
+    kl = np.asarray(mask_effects(model, on, trail.astype(np.float32)).kl).mean(0)
+    total = float(kl[-1])
+    if not total > ROUNDING:
+        raise ValueError(
+            f"cutting every edge with the baseline {on.baseline!r} changes nothing: "
+            "there is no behaviour to find a circuit of"
+        )
+    cuts = int(np.flatnonzero(np.append(0, kl) <= epsilon * total).max())
+    kept = ~np.isin(np.arange(count), order[:cuts])
+    draws = np.argsort(np.asarray(jax.random.uniform(key, (samples, count))), axis=1)
+    less_one = kept & ~np.eye(count, dtype=bool)  # a row for every edge: one shape for any circuit
+    sets = np.concatenate([[kept, ~kept], draws < kept.sum(), less_one])
+    shares = np.asarray(mask_effects(model, on, sets.astype(np.float32)).kl).mean(0) / total
+    return Circuit(
+        edges=tuple(np.array(graph.edges)[kept].tolist()),
+        trail=tuple(graph.edges[edge] for edge in order),
+        trail_kl=kl,
+        total=total,
+        faithfulness=float(1 - shares[0]),
+        completeness=float(shares[1]),
+        minimality=float((shares[2 + samples :][kept] - shares[0]).min(initial=np.inf)),
+        random=1 - shares[2 : 2 + samples],
+    )
+
+
+@eqx.filter_jit
+def _eliminate(model: Transformer, on: Contrast, mean: Senders | None) -> Int[Array, " edge"]:
+    """Edges in the order in which they go."""
+
+    def drop(mask: Array, _: None) -> tuple[Array, Array]:
+        kl = jnp.mean(effects_of_cuts(model, on, mean, mask).kl, axis=0)
+        edge = jnp.argmin(jnp.where(mask > 0, kl, jnp.inf))
+        return mask.at[edge].set(0), edge
+
+    count = len(model.config.edges)
+    return jax.lax.scan(drop, jnp.ones(count), None, length=count)[1]

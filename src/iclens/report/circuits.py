@@ -1,0 +1,193 @@
+"""Figures of a trace: the circuit as a graph, its edges along training, patterns, task vectors."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
+
+from iclens.lab.files import write_file
+from iclens.phases import PHASES
+from iclens.report.figures import COLUMN, PAGE, STYLE
+from iclens.report.style import LIGHT, PHASE_COLOURS
+
+
+def write_circuit_figures(run: Path, path: Path) -> list[Path]:
+    """Write the SVG figures of a saved trace into the run's `figures`; returns their paths."""
+    with xr.open_dataset(path, engine="h5netcdf") as saved:
+        trace = saved.load()
+    draw: dict[str, Callable[[xr.Dataset], Figure]] = {
+        "circuit": circuit_graph,
+        "attention": attention_patterns,
+        "task_vectors": task_vectors,
+    }
+    if trace.sizes["step"] > 1:
+        draw["edges"] = edge_history
+    folder = run / "figures" / path.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, figure in draw.items():
+        with matplotlib.rc_context(STYLE):
+            content = io.BytesIO()
+            figure(trace).savefig(content, format="svg", metadata={"Date": None})
+        paths.append(folder / f"{name}.svg")
+        write_file(paths[-1], content.getvalue())
+    return paths
+
+
+def _colour(trace: xr.Dataset) -> str:
+    """The colour of the phase of the last checkpoint."""
+    phase = str(trace.phase.values[-1]) if "phase" in trace else ""
+    return PHASE_COLOURS[phase] if phase in PHASES else LIGHT["ink"]
+
+
+def _title(trace: xr.Dataset) -> str:
+    phase = f", {trace.phase.values[-1]}" if "phase" in trace else ""
+    return f"K = {trace.attrs['chains']}, step {int(trace.step[-1]):,}{phase}"
+
+
+def circuit_graph(trace: xr.Dataset) -> Figure:
+    """Components in columns from input to output; an edge is as wide as its effect.
+
+    Kept edges have the phase's colour, those that were cut are grey.
+    """
+    last = trace.isel(step=-1)
+    edges = [edge.split("->") for edge in trace.edge.values.tolist()]
+    nodes = list(dict.fromkeys([source for source, _ in edges if source != "lag"] + ["out"]))
+    columns = list(dict.fromkeys(node.split(".")[0] for node in nodes))
+    place: dict[str, tuple[float, float]] = {}
+    for column, name in enumerate(columns):
+        inside = [node for node in nodes if node.split(".")[0] == name]
+        for row, node in enumerate(inside):
+            place[node] = (column, (len(inside) - 1) / 2 - row)
+    figure = Figure(figsize=(PAGE, 2.6), layout="constrained")
+    axes = figure.add_subplot()
+    kl = np.clip(last.edge_kl.sel(set="id").values, 0, None)
+    width = 0.4 + 4.6 * np.sqrt(kl / max(kl.max(), 1e-12))
+    order = np.argsort(last.circuit.values.astype(bool), kind="stable")
+    for index in order:
+        source, receiver = edges[index]
+        port = receiver.rsplit(".", 1)[-1] if receiver not in place else ""
+        target = receiver if receiver in place else receiver.rsplit(".", 1)[0]
+        kept = bool(last.circuit[index])
+        x, y = place[target]
+        lift = {"q": 0.10, "k": 0.0, "v": -0.10}.get(port, 0.0)
+        start = (x, y + 0.95) if source == "lag" else place[source]
+        distance = x - start[0]
+        bend = 0.0 if distance <= 1 else 0.28 * (1 if index % 2 else -1) + 0.10 * lift
+        axes.add_patch(
+            FancyArrowPatch(
+                start,
+                (x, y + lift),
+                connectionstyle=f"arc3,rad={bend}",
+                arrowstyle="-|>,head_length=2.2,head_width=1.2",
+                shrinkA=11,
+                shrinkB=11,
+                linewidth=width[index],
+                color=_colour(trace) if kept else LIGHT["none"],
+                alpha=0.85 if kept else 0.8,
+                zorder=2 if kept else 1,
+            )
+        )
+        if port and kept and distance <= 1:
+            axes.text(
+                x - 0.30, y + lift * 1.8, port, fontsize=5.5, ha="center", va="center", zorder=4
+            )
+    for node, (x, y) in place.items():
+        axes.text(
+            x,
+            y,
+            node,
+            ha="center",
+            va="center",
+            zorder=3,
+            bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": LIGHT["ink"]},
+        )
+        if f"lag->{node}" in trace.edge.values:
+            axes.text(x, y + 1.05, "lag", ha="center", va="center", color=LIGHT["muted"])
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    heights = [y for _, y in place.values()]
+    axes.set_ylim(min(heights) - 1.3, max(heights) + 1.4)
+    axes.axis("off")
+    share = float(last.faithfulness)
+    axes.set_title(
+        f"{_title(trace)}: {int(last.circuit.sum())} of {len(edges)} edges, "
+        f"faithfulness {share:.2f}",
+        loc="left",
+    )
+    return figure
+
+
+def edge_history(trace: xr.Dataset) -> Figure:
+    """Effects of all edges along training; a dot where an edge belongs to the circuit."""
+    kl = np.clip(trace.edge_kl.sel(set="id").transpose("edge", "step").values, 0, None)
+    figure = Figure(figsize=(PAGE, 0.13 * len(kl) + 0.9), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(np.sqrt(kl), aspect="auto", cmap="Greys", interpolation="nearest")
+    kept = trace.circuit.transpose("edge", "step").values.astype(bool)
+    rows, columns = np.nonzero(kept)
+    phases = trace.phase.values.tolist() if "phase" in trace else [""] * trace.sizes["step"]
+    colours = [PHASE_COLOURS.get(phases[column], LIGHT["muted"]) for column in columns]
+    axes.scatter(columns, rows, s=5, c=colours, linewidths=0)
+    axes.set_yticks(range(len(kl)), trace.edge.values.tolist(), fontsize=5.5)
+    shown = range(0, trace.sizes["step"], max(1, trace.sizes["step"] // 8))
+    axes.set_xticks(list(shown), [f"{int(trace.step[place]):,}" for place in shown])
+    axes.set_xlabel("optimizer steps")
+    bar = figure.colorbar(image, ax=axes, pad=0.01, aspect=40)
+    ticks = np.linspace(0, np.sqrt(kl.max()), 5)
+    bar.set_ticks(ticks.tolist(), labels=[f"{tick**2:.2f}" for tick in ticks])
+    bar.set_label("KL(clean || edge cut), nats")
+    axes.set_title(
+        f"K = {trace.attrs['chains']}: effect of each edge; dots: kept in the circuit, in the "
+        "colour of the phase",
+        loc="left",
+    )
+    return figure
+
+
+def attention_patterns(trace: xr.Dataset) -> Figure:
+    """Where each head looks, on a few sequences; the states are written along the axes."""
+    pattern, states = trace.attention.values, trace.shown_states.values
+    layers, heads, shown = pattern.shape[:3]
+    rows = layers * heads
+    figure = Figure(figsize=(PAGE, 1.75 * rows + 0.3), layout="constrained")
+    grid = figure.subplots(rows, shown, squeeze=False)
+    for row, (layer, head) in enumerate(np.ndindex(layers, heads)):
+        for column in range(shown):
+            axes = grid[row][column]
+            axes.imshow(
+                np.sqrt(pattern[layer, head, column]), cmap="Greys", interpolation="nearest"
+            )
+            axes.set_xticks([])
+            axes.set_yticks([])
+            if column == 0:
+                axes.set_ylabel(f"att{layer + 1}.{head}\nquery position")
+            if row == rows - 1:
+                axes.set_xlabel("key position")
+            if row == 0:
+                axes.set_title("".join(map(str, states[column][:24].tolist())), fontsize=5)
+    figure.suptitle(f"{_title(trace)}: attention (square root), late rows below", fontsize=7)
+    return figure
+
+
+def task_vectors(trace: xr.Dataset) -> Figure:
+    """Task vectors in their first two principal components, coloured by chain."""
+    phi, chain = trace.phi.values, trace.phi_chain.values
+    centred = phi - phi.mean(0)
+    _, scale, axes_ = np.linalg.svd(centred, full_matrices=False)
+    plane = centred @ axes_[:2].T
+    share = scale[:2] ** 2 / max(float((scale**2).sum()), 1e-300)
+    figure = Figure(figsize=(COLUMN, COLUMN), layout="constrained")
+    axes = figure.add_subplot()
+    colours = matplotlib.colormaps["twilight"](chain / max(chain.max() + 1, 1))
+    axes.scatter(plane[:, 0], plane[:, 1], s=5, c=colours, linewidths=0)
+    axes.set_xlabel(f"first component of phi ({share[0]:.0%} of variance)")
+    axes.set_ylabel(f"second component ({share[1]:.0%})")
+    axes.set_title(f"{_title(trace)}: {chain.max() + 1} chains, one colour each", loc="left")
+    return figure

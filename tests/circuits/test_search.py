@@ -1,0 +1,70 @@
+"""Circuit search: what was planted is found, and what stands beside it means something."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+from iclens.chains import ChainPrior
+from iclens.circuits.graph import Graph
+from iclens.circuits.interventions import Contrast, contrast, mask_effects
+from iclens.circuits.search import find_circuit
+from iclens.transformer import Transformer, TransformerConfig
+
+C, N = 3, 8
+CHAINS = ChainPrior(C).sample(jax.random.key(0), 5)
+
+
+@pytest.fixture(scope="module")
+def on() -> Contrast:
+    return contrast("resample", CHAINS, 32, N, key=jax.random.key(1))
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return Transformer(TransformerConfig(width=8, heads=2), C, N, key=jax.random.key(2))
+
+
+def test_a_planted_circuit_is_found(on, model) -> None:
+    # Of all components only the second MLP writes anything, and it reads the embedding alone.
+    planted = eqx.tree_at(
+        lambda m: [*(a.output for a in m.attentions), m.mlps[0].weight_out],
+        model,
+        replace_fn=lambda weight: 0 * weight,
+    )
+    circuit = find_circuit(planted, on, epsilon=1e-4, key=jax.random.key(3))
+    assert set(circuit.edges) == {"embed->mlp2", "embed->out", "mlp2->out"}
+    assert circuit.faithfulness == pytest.approx(1, abs=1e-4)
+    assert circuit.completeness == pytest.approx(1, abs=0.2)
+    assert circuit.minimality > 0
+
+
+def test_the_trail_is_greedy_and_exact(on, model) -> None:
+    graph = Graph(model.config)
+    circuit = find_circuit(model, on, key=jax.random.key(3))
+    assert sorted(circuit.trail) == sorted(graph.edges)
+    left = list(graph.edges)
+    for edge, kl in list(zip(circuit.trail, circuit.trail_kl, strict=True))[:4]:
+        masks = np.stack([graph.mask(keep=[e for e in left if e != other]) for other in left])
+        each = np.asarray(mask_effects(model, on, masks).kl).mean(0)
+        assert kl == pytest.approx(each.min(), abs=1e-6)
+        assert each[left.index(edge)] == pytest.approx(each.min(), abs=1e-6)
+        left.remove(edge)
+    masks = np.stack([graph.mask(keep=circuit.edges), graph.mask(cut=circuit.edges)])
+    kept, rest = np.asarray(mask_effects(model, on, masks).kl).mean(0)
+    assert circuit.faithfulness == pytest.approx(1 - kept / circuit.total, abs=1e-4)
+    assert circuit.faithfulness >= 0.9
+    assert circuit.completeness == pytest.approx(rest / circuit.total, abs=1e-4)
+    fewer = circuit.trail_kl[len(circuit.trail) - len(circuit.edges) :]
+    assert np.all(fewer > 0.1 * circuit.total)  # no smaller set on the trail would do
+    assert circuit.faithfulness > circuit.random.max()
+
+
+def test_bad_searches_are_refused(on, model) -> None:
+    with pytest.raises(ValueError, match="epsilon: expected a number between 0 and 1, got 2"):
+        find_circuit(model, on, epsilon=2.0, key=jax.random.key(0))
+    silent = eqx.tree_at(lambda m: m.unembedding, model, replace_fn=lambda weight: 0 * weight)
+    with pytest.raises(ValueError, match="changes nothing"):
+        find_circuit(silent, on, key=jax.random.key(0))
