@@ -46,6 +46,12 @@ def main() -> None:
                 f"{got['our_loss']:.7f} {got['torch_loss']:.7f}"
             )
     print()
+    ratios = worker("interventions")
+    for label, name, most in (
+        ("effects of all 25 edges, in clean forward passes", "effects", 12.0),
+        ("attribution to all 25 edges (EAP), in clean forward passes", "eap", 4.0),
+    ):
+        print(f"{label:60}{ratios[name]:6.2f}     {verdict(most, ratios[name] <= most)}")
     for label, measure, aim in (
         ("four references, 256 sequences, N = 128, C = 10, K = 10,000", "references", 10.0),
         ("evaluation of one checkpoint, K = 1,024", "evaluation", 1.0),
@@ -171,6 +177,34 @@ def evaluation() -> dict[str, float]:
         score(lambda states: log_probs(model, states), states, chains, prior)
         times.append(time.perf_counter() - start)
     return {"seconds": float(np.median(times[1:]))}
+
+
+def interventions() -> dict[str, float]:
+    """Exact effects and attribution over a clean pass of the same sequences, one after another."""
+    import equinox as eqx
+    import jax
+    import numpy as np
+
+    from iclens import ChainPrior, Transformer, TransformerConfig, forward
+    from iclens.circuits.interventions import attribution, contrast, edge_effects
+
+    model = Transformer(TransformerConfig(width=64), 4, 48, key=jax.random.key(0))
+    on = contrast("resample", ChainPrior(4), 512, 48, key=jax.random.key(1))
+    clean = eqx.filter_jit(lambda model, states: forward(model, states).logits)
+    times: dict[str, list[float]] = {}
+    for number in range(ROUNDS + 1):
+        for name, run in (
+            ("clean", lambda: clean(model, on.states).block_until_ready()),
+            ("effects", lambda: edge_effects(model, on).kl.block_until_ready()),
+            ("eap", lambda: attribution(model, on)),
+            ("clean", lambda: clean(model, on.states).block_until_ready()),
+        ):
+            start = time.perf_counter()
+            run()
+            if number:
+                times.setdefault(name, []).append(time.perf_counter() - start)
+    median = {name: float(np.median(taken)) for name, taken in times.items()}
+    return {name: median[name] / median["clean"] for name in ("effects", "eap")}
 
 
 def show_help() -> dict[str, float]:

@@ -10,6 +10,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from iclens.chains import ChainPrior as ChainPrior
     from iclens.chains import ChainSet as ChainSet
+    from iclens.circuits.interventions import attribution as attribution
+    from iclens.circuits.interventions import contrast as contrast
+    from iclens.circuits.interventions import edge_effects as edge_effects
+    from iclens.circuits.search import Circuit as Circuit
+    from iclens.circuits.search import find_circuit as find_circuit
     from iclens.lab.recipe import Recipe as Recipe
     from iclens.lab.recipe import load_recipe as load_recipe
     from iclens.lab.store import Run as Run
@@ -34,6 +39,8 @@ _PUBLIC = {
     "iclens.transformer": ("Edges", "Transformer", "TransformerConfig", "forward"),
     "iclens.training": ("TrainingConfig", "initial_state", "train"),
     "iclens.phases": ("PhaseMap", "Score", "score"),
+    "iclens.circuits.interventions": ("attribution", "contrast", "edge_effects"),
+    "iclens.circuits.search": ("Circuit", "find_circuit"),
     "iclens.lab.recipe": ("Recipe", "load_recipe"),
     "iclens.lab.store": ("Run", "open_run"),
 }

@@ -42,8 +42,8 @@ def test_heads_of_known_patterns() -> None:
     seen = np.tril(follows)[:, N // 2 :].any(-1).mean()  # a new state has no earlier visit
     assert scores.induction[0, 1] == pytest.approx(seen, rel=1e-5)
     assert scores.uniformity[0, 2] == pytest.approx(1, abs=1e-5)
-    assert scores.previous[0, 2] == pytest.approx(scores.previous_chance, rel=1e-5)
-    assert scores.induction[0, 2] == pytest.approx(scores.induction_chance, rel=1e-5)
+    assert scores.previous[0, 2] == pytest.approx(float(scores.previous_chance), rel=1e-5)
+    assert scores.induction[0, 2] == pytest.approx(float(scores.induction_chance), rel=1e-5)
     assert scores.previous_chance == pytest.approx(np.mean(1 / np.arange(9, 17)), rel=1e-5)
     np.testing.assert_allclose(scores.by_lag.sum(-1), 1, atol=1e-5)
     np.testing.assert_allclose(scores.by_lag[0, 0], np.eye(N)[1], atol=1e-6)

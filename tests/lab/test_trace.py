@@ -27,7 +27,7 @@ def test_a_history_is_traced_saved_drawn_and_compiled_once(run, capsys, monkeypa
     monkeypatch.setattr(
         interventions, "forward", lambda *a, **k: (calls.append(1), forward(*a, **k))[1]
     )
-    assert cli.dispatch(["trace", str(run.path), "--chains", "2", "--step", "5"]) == 0
+    assert cli.dispatch(["trace", str(run.path), "--chains", "2", "--step", "7"]) == 0
     traced = len(calls)
     assert cli.dispatch(["trace", str(run.path), "--chains", "2", "--step", "all"]) == 0
     assert len(calls) == traced
@@ -50,9 +50,9 @@ def test_a_history_is_traced_saved_drawn_and_compiled_once(run, capsys, monkeypa
     }
     for name in summary(trace)["hypotheses"]:
         assert formed(trace, name) in (None, *trace.step.values.tolist())
-    with xr.open_dataset(run.path / "circuits" / "chains=2,seed=0,step=5.nc") as saved:
+    with xr.open_dataset(run.path / "circuits" / "chains=2,seed=0,step=7.nc") as saved:
         alone = saved.load()
-    np.testing.assert_allclose(alone.edge_kl.sel(step=5), trace.edge_kl.sel(step=5), atol=1e-7)
+    np.testing.assert_allclose(alone.edge_kl.sel(step=7), trace.edge_kl.sel(step=7), atol=1e-7)
 
 
 def test_the_trace_as_json(run, capsys) -> None:
@@ -71,7 +71,7 @@ def test_the_trace_as_json(run, capsys) -> None:
         ([], "--chains: expected one of 2, 16, 256, got none"),
         (["--chains", "3"], "--chains: expected one of 2, 16, 256, got '3'"),
         (["--chains", "2", "--seed", "9"], "no cell with chains = 2 and seed = 9"),
-        (["--chains", "2", "--step", "7"], "expected a step with a checkpoint"),
+        (["--chains", "2", "--step", "5"], "expected a step with a checkpoint"),
         (["--chains", "2", "--step", "first"], "expected a step, 'last' or 'all', got 'first'"),
         (["--chains", "2", "--epsilon", "2"], "epsilon: expected a number between 0 and 1"),
     ],

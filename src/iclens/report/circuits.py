@@ -10,12 +10,15 @@ import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from iclens.lab.files import write_file
 from iclens.phases import PHASES
 from iclens.report.figures import COLUMN, PAGE, STYLE
 from iclens.report.style import LIGHT, PHASE_COLOURS
+
+PORTS = {"q": 0.26, "k": 0.0, "v": -0.26}
+"""Where queries, keys and values enter an attention head, from its middle upwards."""
 
 
 def write_circuit_figures(run: Path, path: Path) -> list[Path]:
@@ -65,7 +68,7 @@ def circuit_graph(trace: xr.Dataset) -> Figure:
     for column, name in enumerate(columns):
         inside = [node for node in nodes if node.split(".")[0] == name]
         for row, node in enumerate(inside):
-            place[node] = (column, (len(inside) - 1) / 2 - row)
+            place[node] = (column, 1.8 * ((len(inside) - 1) / 2 - row))
     figure = Figure(figsize=(PAGE, 2.6), layout="constrained")
     axes = figure.add_subplot()
     kl = np.clip(last.edge_kl.sel(set="id").values, 0, None)
@@ -73,47 +76,50 @@ def circuit_graph(trace: xr.Dataset) -> Figure:
     order = np.argsort(last.circuit.values.astype(bool), kind="stable")
     for index in order:
         source, receiver = edges[index]
-        port = receiver.rsplit(".", 1)[-1] if receiver not in place else ""
-        target = receiver if receiver in place else receiver.rsplit(".", 1)[0]
+        head, _, port = receiver.rpartition(".") if receiver not in place else (receiver, "", "")
+        x, y = place[head]
+        start = (x, y + 1.15) if source == "lag" else (place[source][0] + 0.2, place[source][1])
+        end = (x, y + 0.42) if source == "lag" else (x - 0.2, y + PORTS.get(port, 0.0))
+        far = end[0] - start[0] > 1
+        # A long edge goes round the components between, above them to q and k, below to the rest.
+        bend = (-0.3 if port in ("q", "k") or head == "out" else 0.3) if far else 0.0
         kept = bool(last.circuit[index])
-        x, y = place[target]
-        lift = {"q": 0.10, "k": 0.0, "v": -0.10}.get(port, 0.0)
-        start = (x, y + 0.95) if source == "lag" else place[source]
-        distance = x - start[0]
-        bend = 0.0 if distance <= 1 else 0.28 * (1 if index % 2 else -1) + 0.10 * lift
         axes.add_patch(
             FancyArrowPatch(
                 start,
-                (x, y + lift),
+                end,
                 connectionstyle=f"arc3,rad={bend}",
-                arrowstyle="-|>,head_length=2.2,head_width=1.2",
-                shrinkA=11,
-                shrinkB=11,
+                arrowstyle="-|>,head_length=2,head_width=1",
+                shrinkA=0,
+                shrinkB=0,
                 linewidth=width[index],
                 color=_colour(trace) if kept else LIGHT["none"],
-                alpha=0.85 if kept else 0.8,
                 zorder=2 if kept else 1,
             )
         )
-        if port and kept and distance <= 1:
-            axes.text(
-                x - 0.30, y + lift * 1.8, port, fontsize=5.5, ha="center", va="center", zorder=4
-            )
     for node, (x, y) in place.items():
-        axes.text(
-            x,
-            y,
-            node,
-            ha="center",
-            va="center",
+        box = FancyBboxPatch(
+            (x - 0.17, y - 0.36),
+            0.34,
+            0.72,
+            boxstyle="round,pad=0.03",
+            facecolor="white",
+            edgecolor=LIGHT["ink"],
+            linewidth=0.7,
             zorder=3,
-            bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": LIGHT["ink"]},
         )
+        axes.add_patch(box)
+        attends = node.startswith("att")
+        axes.text(x + 0.03 * attends, y, node, ha="center", va="center", fontsize=6, zorder=4)
+        for port, lift in PORTS.items() if attends else ():
+            axes.text(
+                x - 0.17, y + lift, port, fontsize=5, color=LIGHT["muted"], va="center", zorder=4
+            )
         if f"lag->{node}" in trace.edge.values:
-            axes.text(x, y + 1.05, "lag", ha="center", va="center", color=LIGHT["muted"])
+            axes.text(x, y + 1.25, "lag", ha="center", va="center", color=LIGHT["muted"])
     axes.set_xlim(-0.5, len(columns) - 0.5)
     heights = [y for _, y in place.values()]
-    axes.set_ylim(min(heights) - 1.3, max(heights) + 1.4)
+    axes.set_ylim(min(heights) - 1.5, max(heights) + 1.5)
     axes.axis("off")
     share = float(last.faithfulness)
     axes.set_title(
@@ -172,7 +178,9 @@ def attention_patterns(trace: xr.Dataset) -> Figure:
                 axes.set_xlabel("key position")
             if row == 0:
                 axes.set_title("".join(map(str, states[column][:24].tolist())), fontsize=5)
-    figure.suptitle(f"{_title(trace)}: attention (square root), late rows below", fontsize=7)
+    figure.suptitle(
+        f"{_title(trace)}: square root of attention; the first states are above", fontsize=7
+    )
     return figure
 
 
