@@ -24,10 +24,8 @@ STATES = CHAINS.sample(jax.random.key(1), 40, N)[0]
 
 def as_pattern(weights: np.ndarray) -> jax.Array:
     weights = np.tril(np.broadcast_to(weights, (len(STATES), N, N)))
-    total = weights.sum(-1, keepdims=True)
-    return jnp.asarray(
-        np.divide(weights, total, out=np.tril(np.ones_like(weights)), where=total > 0)
-    )
+    weights = np.where(weights.any(-1, keepdims=True), weights, np.tril(np.ones((N, N))))
+    return jnp.asarray(weights / weights.sum(-1, keepdims=True))
 
 
 def test_heads_of_known_patterns() -> None:

@@ -22,6 +22,7 @@ def run(tiny_run, tmp_path_factory):
     return open_run(path)
 
 
+@pytest.mark.slow
 def test_a_history_is_traced_saved_drawn_and_compiled_once(run, capsys, monkeypatch) -> None:
     forward, calls = interventions.forward, []
     monkeypatch.setattr(

@@ -63,8 +63,7 @@ def find_circuit(
 
     Raises `ValueError` if epsilon is not in (0, 1), or if cutting every edge changes nothing.
     """
-    if not 0 < epsilon < 1:
-        raise ValueError(f"epsilon: expected a number between 0 and 1, got {epsilon}")
+    check_epsilon(epsilon)
     graph = Graph(model.config)
     count = len(graph.edges)
     few = jax.tree.map(lambda array: array[:SEARCH_SEQUENCES], on)
@@ -93,6 +92,12 @@ def find_circuit(
         minimality=float((shares[2 + samples :][kept] - shares[0]).min(initial=np.inf)),
         random=1 - shares[2 : 2 + samples],
     )
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise `ValueError` if epsilon is not in (0, 1)."""
+    if not 0 < epsilon < 1:
+        raise ValueError(f"epsilon: expected a number between 0 and 1, got {epsilon}")
 
 
 @eqx.filter_jit

@@ -27,7 +27,7 @@ from iclens.circuits.interventions import (
     tabulate,
 )
 from iclens.circuits.roles import Probe, Roles, hypotheses, measure_roles, probe, showcase
-from iclens.circuits.search import find_circuit
+from iclens.circuits.search import check_epsilon, find_circuit
 from iclens.lab.cell import Cell
 from iclens.lab.files import write_file
 from iclens.lab.store import Run
@@ -82,6 +82,7 @@ def trace_cell(
     Raises `ValueError` if there is no checkpoint at a step, or if the model has no such circuits
     (see `measure_roles`).
     """
+    check_epsilon(epsilon)
     if not len(steps):
         raise ValueError("a trace needs at least one checkpoint, got no steps")
     models = [cell.model(step) for step in steps]
