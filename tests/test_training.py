@@ -125,6 +125,7 @@ def test_pieces_divide_the_batch_and_fit_the_cache(batch, context, pieces) -> No
     assert training._pieces(batch, context) == pieces
 
 
+@pytest.mark.slow
 def test_gradients_of_trained_models_are_finite_in_every_parameter(tiny_run) -> None:
     for cell in tiny_run.cells:
         states, transition = cell.prior.draw(jax.random.key(6), 64, cell.recipe.task.context + 1)

@@ -13,6 +13,7 @@ from iclens.circuits.interventions import Contrast, contrast, mask_effects
 from iclens.circuits.search import find_circuit
 from iclens.transformer import Transformer, TransformerConfig
 
+pytestmark = pytest.mark.slow
 C, N = 3, 8
 CHAINS = ChainPrior(C).sample(jax.random.key(0), 5)
 

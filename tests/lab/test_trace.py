@@ -14,6 +14,8 @@ from iclens.circuits import interventions
 from iclens.lab.store import open_run
 from iclens.lab.trace import formed, summary
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tiny_run, tmp_path_factory):
@@ -22,7 +24,6 @@ def run(tiny_run, tmp_path_factory):
     return open_run(path)
 
 
-@pytest.mark.slow
 def test_a_history_is_traced_saved_drawn_and_compiled_once(run, capsys, monkeypatch) -> None:
     forward, calls = interventions.forward, []
     monkeypatch.setattr(
