@@ -312,6 +312,7 @@ def test_the_mean_is_exact_whatever_the_chunks(monkeypatch) -> None:
 # --- attribution
 
 
+@pytest.mark.slow
 def test_attribution_is_the_derivative_along_each_edge() -> None:
     model, on = make(SHAPES["one head"]), drawn("resample")
     eap = attribution(model, on)
@@ -321,6 +322,7 @@ def test_attribution_is_the_derivative_along_each_edge() -> None:
     np.testing.assert_allclose(eap, (loss[:edges] - loss[edges:]) / (2 * step), atol=2e-3)
 
 
+@pytest.mark.slow
 def test_integrated_attribution_sums_to_the_whole_effect() -> None:
     # The integral of a gradient along a path is the difference of its ends.
     model, on = make(SHAPES["two heads, absolute"]), drawn("resample")

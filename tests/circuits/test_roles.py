@@ -92,6 +92,7 @@ def test_a_probe_alternates_its_chains_and_pairs_different_ones() -> None:
         probe(cyclic(3), N, key=jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_swapping_task_vectors_moves_what_reads_only_them() -> None:
     """With a read-out that sees the last attention layer alone, the swap moves everything."""
     model = Transformer(TransformerConfig(width=8), C, N, key=jax.random.key(0))
