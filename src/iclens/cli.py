@@ -5,7 +5,6 @@ Heavy imports wait until a command needs them, so that help answers at once.
 
 import difflib
 import inspect
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -70,10 +69,10 @@ def run(arguments: list[str]) -> int:
     try:
         failed = run_sweep(created, on_cell=progress.on_cell, on_steps=progress.on_steps)
     except KeyboardInterrupt:
-        again = shlex.join(
-            ["iclens", "run", str(created.path / "recipe.toml"), "--out", str(created.path)]
+        print(
+            f"\nstopped; nothing that was saved is lost. To go on: {created.resume_command}",
+            file=sys.stderr,
         )
-        print(f"\nstopped; nothing that was saved is lost. To go on: {again}", file=sys.stderr)
         return 130
     finished = open_run(created.path)
     print_phases(finished)
@@ -105,8 +104,7 @@ def status(run: Path, /) -> int:
         line = f"{cell.name:28} {cell.status:10} step {step} of {cell.recipe.train.steps}"
         print(" ".join([line, *told]))
     if any(cell.status != "done" for cell in opened.cells):
-        again = shlex.join(["iclens", "run", str(run / "recipe.toml"), "--out", str(run)])
-        print(f"to go on: {again}")
+        print(f"to go on: {opened.resume_command}")
     return 0
 
 

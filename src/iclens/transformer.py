@@ -92,6 +92,15 @@ class TransformerConfig:
         return tuple(names)
 
     @cached_property
+    def block_ends(self) -> tuple[int, ...]:
+        """Numbers of senders that nothing, the embeddings, and all up to each block make."""
+        ends = [0, self.senders.index("att1.0")]
+        for _ in range(self.layers):
+            ends.append(ends[-1] + self.heads)
+            ends += [ends[-1] + 1] * (not self.attention_only)
+        return tuple(ends)
+
+    @cached_property
     def edges(self) -> tuple[str, ...]:
         """Names of the edges, `sender->receiver`, in the order of `Edges.mask`.
 
@@ -261,10 +270,10 @@ def forward(
         if config.positions == "relative"
         else jnp.zeros((config.layers, config.heads, 0))
     )
-    if len(known) not in _block_ends(config):
+    if len(known) not in config.block_ends:
         raise ValueError(
             "known: expected the values of whole blocks, the first "
-            f"{' or '.join(map(str, _block_ends(config)))} senders of {', '.join(config.senders)}; "
+            f"{' or '.join(map(str, config.block_ends))} senders of {', '.join(config.senders)}; "
             f"got {len(known)}"
         )
     if edges is not None:
@@ -424,15 +433,6 @@ def rotate(
     even, odd = vectors[..., 0::2], vectors[..., 1::2]
     turned = jnp.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
     return turned.reshape(vectors.shape)
-
-
-def _block_ends(config: TransformerConfig) -> list[int]:
-    """Numbers of senders after which nothing, the embeddings, or a whole block has been done."""
-    ends = [0, config.senders.index("att1.0")]
-    for _ in range(config.layers):
-        ends.append(ends[-1] + config.heads)
-        ends += [ends[-1] + 1] * (not config.attention_only)
-    return ends
 
 
 def _check_edges(

@@ -77,10 +77,8 @@ class Graph:
 
     def _before(self, receiver: str) -> int:
         sender = self.sender_of(receiver)
-        if sender is None:
-            return len(self.senders)
-        name = self.senders[sender]
-        return self.senders.index(f"{name.split('.')[0]}.0") if "." in name else sender
+        fed = len(self.senders) if sender is None else sender
+        return max(end for end in self.config.block_ends if end <= fed)
 
 
 def _known(kind: str, name: str, names: Sequence[str]) -> int:

@@ -40,8 +40,6 @@ CHUNK_POSITIONS = 4096
 """Positions, sequences times context, that are worked on together."""
 WORLDS = 8
 """Interventions that are worked on together; with the former it bounds the memory."""
-
-
 ROUNDING = 1e-5
 """A change of logits below this share is none."""
 
@@ -182,7 +180,7 @@ def mean_values(model: Transformer, on: Contrast) -> Senders | None:
         lambda total, states: (jax.tree.map(jnp.add, total, sums(states)), None), zero, chunks
     )
     values = jax.tree.map(lambda sums: sums[None] / len(on.states), total)
-    return Senders(values, _no_lag(model))
+    return Senders(values, no_lag(model))
 
 
 @eqx.filter_jit
@@ -263,12 +261,13 @@ def baseline_values(model: Transformer, part: Contrast, mean: Senders | None) ->
         return mean
     if part.instead is None:
         zero = jnp.zeros((1, 1, model.config.width))
-        return Senders((zero,) * len(model.config.senders), _no_lag(model))
+        return Senders((zero,) * len(model.config.senders), no_lag(model))
     values = forward(model, part.instead, since=part.since).senders.values
-    return Senders(values, _no_lag(model))
+    return Senders(values, no_lag(model))
 
 
-def _no_lag(model: Transformer) -> Float[Array, "layer head lag"]:
+def no_lag(model: Transformer) -> Float[Array, "layer head lag"]:
+    """What a cut lag bias carries."""
     config = model.config
     lags = model.context if config.positions == "relative" else 0
     return jnp.zeros((config.layers, config.heads, lags))

@@ -19,8 +19,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclens.chains import ChainPrior, ChainSet
 from iclens.circuits.graph import Graph
-from iclens.circuits.interventions import Contrast, _no_lag, baseline_values, mask_effects
-from iclens.transformer import Edges, Senders, Transformer, forward
+from iclens.circuits.interventions import Contrast, mask_effects, no_lag
+from iclens.transformer import Activations, Edges, Senders, Transformer, forward
 
 PROBE_CHAINS = 32
 PROBE_SEQUENCES = 32
@@ -233,16 +233,15 @@ def _activations(model: Transformer, on: Probe) -> dict[str, Any]:
 
     def moved(which: Array) -> Array:
         values = tuple(v if v.ndim < 3 else v[which] for v in clean.senders.values)
-        edges = Edges(mask, Senders(values, _no_lag(model)))
+        edges = Edges(mask, Senders(values, no_lag(model)))
         known = clean.senders.values[: last[0]]
         swapped = forward(model, on.states, edges, known).logits
         return 1 - distance(swapped) / distance(clean.logits)
 
-    phi = sum(clean.senders.values[place][:, -1] for place in last)
     return {
         "scores": head_scores(clean.attention, on.states),
         "mlp1": clean.senders.values[mlp][:, context // 2 :],
-        "phi": phi,
+        "phi": _task_vectors(model, clean),
         "moved": moved(on.other),
         "moved_by_third": moved(on.third),
     }
@@ -253,14 +252,8 @@ def _induction_with(
     model: Transformer, on: Probe, mask: Float[Array, " edge"]
 ) -> Float[Array, "layer head"]:
     """Induction scores where cut edges carry another sequence's values."""
-    resampled = Contrast(
-        on.states,
-        jnp.zeros((*on.states.shape, model.embedding.shape[0])),
-        jnp.roll(on.states, 1, axis=0),
-        "resample",
-        0,
-    )
-    edges = Edges(mask, baseline_values(model, resampled, None))
+    others = forward(model, jnp.roll(on.states, 1, axis=0)).senders.values
+    edges = Edges(mask, Senders(others, no_lag(model)))
     return head_scores(forward(model, on.states, edges).attention, on.states).induction
 
 
@@ -276,12 +269,17 @@ class Showcase(eqx.Module):
 @eqx.filter_jit
 def showcase(model: Transformer, on: Probe, count: int) -> Showcase:
     """Attention patterns of the first `count` sequences of a probe, and all task vectors."""
-    config = model.config
     clean = forward(model, on.states)
-    first = config.senders.index(f"att{config.layers}.0")
-    phi = sum(value[:, -1] for value in clean.senders.values[first : first + config.heads])
     patterns = jnp.stack([layer[:count].swapaxes(0, 1) for layer in clean.attention])
-    return Showcase(on.states[:count], patterns, jnp.asarray(phi))
+    return Showcase(on.states[:count], patterns, _task_vectors(model, clean))
+
+
+def _task_vectors(model: Transformer, clean: Activations) -> Float[Array, "batch width"]:
+    """phi: what the heads of the last attention layer write, together, at the last position."""
+    config = model.config
+    first = config.senders.index(f"att{config.layers}.0")
+    heads = clean.senders.values[first : first + config.heads]
+    return jnp.sum(jnp.stack([value[:, -1] for value in heads]), axis=0)
 
 
 def _explained(

@@ -13,6 +13,7 @@ import dataclasses
 import fcntl
 import json
 import platform
+import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,6 +45,13 @@ class Run:
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    @property
+    def resume_command(self) -> str:
+        """The command line that goes on with what is not done."""
+        return shlex.join(
+            ["iclens", "run", str(self.path / "recipe.toml"), "--out", str(self.path)]
+        )
 
     @cached_property
     def recipe(self) -> Recipe:

@@ -171,9 +171,8 @@ def _roles_table(roles: Roles) -> xr.Dataset:
     table = xr.Dataset(
         {name: value for name, value in vars(roles).items() if name != "heads"}
         | {
-            name: (axes[: np.ndim(value)], np.asarray(value))
+            name: (("layer", "head", "lag")[: np.ndim(value)], np.asarray(value))
             for name, value in vars(heads).items()
-            for axes in [("layer", "head", "lag")]
         }
     )
     found = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +11,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from iclens.lab.files import write_file
 from iclens.phases import PHASES
-from iclens.report.figures import COLUMN, PAGE, STYLE
+from iclens.report.figures import COLUMN, PAGE, save_figures
 from iclens.report.style import LIGHT, PHASE_COLOURS
 
 PORTS = {"q": 0.26, "k": 0.0, "v": -0.26}
@@ -32,16 +30,7 @@ def write_circuit_figures(run: Path, path: Path) -> list[Path]:
     }
     if trace.sizes["step"] > 1:
         draw["edges"] = edge_history
-    folder = run / "figures" / path.stem
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, figure in draw.items():
-        with matplotlib.rc_context(STYLE):
-            content = io.BytesIO()
-            figure(trace).savefig(content, format="svg", metadata={"Date": None})
-        paths.append(folder / f"{name}.svg")
-        write_file(paths[-1], content.getvalue())
-    return paths
+    return save_figures(run / "figures" / path.stem, draw, trace)
 
 
 def _colour(trace: xr.Dataset) -> str:

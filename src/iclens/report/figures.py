@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -21,6 +21,8 @@ from iclens.lab.recipe import Diversity
 from iclens.phases import NO_PHASE
 from iclens.report.reading import REFERENCES, Bracket, Reading, StepAxis, diversity_text
 from iclens.report.style import LIGHT, PHASE_COLOURS, blend
+
+Shown = TypeVar("Shown")
 
 COLUMN, PAGE = 3.4, 7.0
 """Widths in inches of one column and of the text block of a two-column paper."""
@@ -60,13 +62,19 @@ def write_figures(reading: Reading) -> list[Path]:
     draw: dict[str, Callable[[Reading], Figure]] = {"phase_map": phase_map}
     if any(cell.curves is not None for cell in reading.run.cells):
         draw |= {"distances": distances, "losses": losses}
-    folder = reading.run.path / "figures"
-    folder.mkdir(exist_ok=True)
+    return save_figures(reading.run.path / "figures", draw, reading)
+
+
+def save_figures(
+    folder: Path, draw: Mapping[str, Callable[[Shown], Figure]], shown: Shown
+) -> list[Path]:
+    """Draw figures of something and save each as NAME.svg in a folder; returns the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in draw.items():
         with matplotlib.rc_context(STYLE):
             content = io.BytesIO()
-            figure(reading).savefig(content, format="svg", metadata={"Date": None})
+            figure(shown).savefig(content, format="svg", metadata={"Date": None})
         paths.append(folder / f"{name}.svg")
         write_file(paths[-1], content.getvalue())
     return paths

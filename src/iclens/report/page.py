@@ -165,15 +165,13 @@ def _missing(reading: Reading) -> str:
         lines = (cell.error or "").strip().splitlines()
         # The last line of a traceback names the error.
         items.append(f"<li>{escape(text + (f' ({lines[-1]})' if lines else ''))}</li>")
-    path = str(reading.run.path)
-    command = shlex.join(["iclens", "run", str(reading.run.path / "recipe.toml"), "--out", path])
     return (
         '<aside class="notice" aria-label="What is missing">'
         f"<h2>{len(cells)} of {len(reading.run.cells)} cells are not done</h2>"
         f"<ul>{''.join(items)}</ul>"
         "<p>This command computes what is missing and goes on with what was stopped; "
         "cells that are done are kept:</p>"
-        f'<pre class="command"><code>{escape(command)}</code></pre></aside>'
+        f'<pre class="command"><code>{escape(reading.run.resume_command)}</code></pre></aside>'
     )
 
 
