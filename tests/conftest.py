@@ -1,12 +1,25 @@
-"""Fixtures: a real run of the smallest recipe."""
+"""Fixtures: a real run of the smallest recipe; programs compiled once for all test processes."""
 
 from __future__ import annotations
+
+import os
+import tempfile
 
 import pytest
 
 from iclens.lab.recipe import load_recipe
 from iclens.lab.store import Run, create_run
 from iclens.lab.sweep import run_sweep
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers, and the commands that tests start, share what the first of them compiles."""
+    if hasattr(config, "workerinput") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    cache = tempfile.TemporaryDirectory(prefix="iclens-tests-")
+    config.add_cleanup(cache.cleanup)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = cache.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 
 @pytest.fixture(scope="session")

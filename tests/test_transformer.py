@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,7 @@ each_config = pytest.mark.parametrize(
 )
 
 
+@functools.cache
 def make(config: TransformerConfig, seed: int = 0) -> Transformer:
     """A model with every parameter, biases too, away from its initial value."""
     model = Transformer(config, C, N, key=jax.random.key(seed))

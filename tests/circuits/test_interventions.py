@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import subprocess
+import sys
 
 import equinox as eqx
 import jax
@@ -24,6 +27,7 @@ from iclens.circuits.interventions import (
     node_masks,
     tabulate,
 )
+from iclens.training import TrainingConfig, initial_state, train
 from iclens.transformer import Edges, Transformer, TransformerConfig, forward
 
 C, N, BATCH = 3, 8, 6
@@ -45,6 +49,7 @@ CASES = [
 ]
 
 
+@functools.cache
 def make(config: TransformerConfig, seed: int = 0) -> Transformer:
     """A model with every parameter, biases too, away from its initial value."""
     model = Transformer(config, C, N, key=jax.random.key(seed))
@@ -58,7 +63,24 @@ def drawn(baseline: str, source=CHAINS, sequences: int = BATCH) -> Contrast:
     return contrast(baseline, source, sequences, N, key=jax.random.key(7))
 
 
+def trained(config: TransformerConfig) -> Transformer:
+    """A model after 300 steps on the chains, far below the loss that it began with."""
+    recipe = TrainingConfig(steps=300, batch=64, learning_rate=1e-2, evaluations=1)
+    start = initial_state(Transformer(config, C, N, key=jax.random.key(0)), recipe)
+    first, last = train(start, CHAINS, recipe, key=jax.random.key(1), evaluate={"loss": mean_loss})
+    assert last.evaluations["loss"] < first.evaluations["loss"] - 0.1
+    return last.state.model
+
+
+@eqx.filter_jit
+def mean_loss(model: Transformer) -> jax.Array:
+    states, _ = CHAINS.draw(jax.random.key(2), 256, N + 1)
+    log_probs = jax.nn.log_softmax(model(states[:, :-1]))
+    return -jnp.take_along_axis(log_probs, states[:, 1:, None], -1).mean()
+
+
 run = eqx.filter_jit(forward)
+CAPTURED = {"capture_output": True, "text": True, "check": True}
 
 
 @pytest.mark.parametrize(("shape", "baseline"), CASES)
@@ -185,8 +207,9 @@ def log_softmax(x):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["one head", "two heads, absolute", "no norm"])
-def test_a_slow_oracle_agrees(shape) -> None:
-    model, on = make(SHAPES[shape]), drawn("resample")
+@pytest.mark.parametrize("origin", [make, trained])
+def test_a_slow_oracle_agrees(shape, origin) -> None:
+    model, on = origin(SHAPES[shape]), drawn("resample")
     effects = edge_effects(model, on)
     edges = model.config.edges
     tried = np.random.default_rng(0).permutation(len(edges))[:12]
@@ -329,6 +352,39 @@ def test_integrated_attribution_sums_to_the_whole_effect() -> None:
     everything = np.zeros((1, len(model.config.edges)), np.float32)
     whole = float(np.mean(mask_effects(model, on, everything).kl))
     assert attribution(model, on, integrated=64).sum() == pytest.approx(whole, rel=2e-2)
+
+
+# --- memory
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_sequences() -> None:
+    """Effects, attribution and mean values at the paper's size, in a process of their own."""
+    script = """
+import sys
+from pathlib import Path
+import jax
+from iclens.chains import ChainPrior
+from iclens.circuits.interventions import attribution, contrast, edge_effects, mean_values
+from iclens.circuits.search import find_circuit
+from iclens.transformer import Transformer, TransformerConfig
+
+model = Transformer(TransformerConfig(width=64), 10, 128, key=jax.random.key(0))
+chains = ChainPrior(10).sample(jax.random.key(1), 64)
+for baseline in ("resample", "mean"):
+    on = contrast(baseline, chains, int(sys.argv[1]), 128, key=jax.random.key(2))
+    mean_values(model, on)
+    edge_effects(model, on).kl.block_until_ready()
+    attribution(model, on)
+find_circuit(model, on, key=jax.random.key(3))
+print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+"""
+    peak = [
+        int(subprocess.run([sys.executable, "-c", script, str(count)], **CAPTURED).stdout) / 2**20
+        for count in (64, 768)
+    ]
+    assert max(peak) < 2  # GiB
+    assert peak[1] < peak[0] + 0.2
 
 
 # --- nodes, tables and errors
