@@ -185,10 +185,21 @@ def interventions() -> dict[str, float]:
     import jax
     import numpy as np
 
-    from iclens import ChainPrior, Transformer, TransformerConfig, forward
+    from iclens import (
+        ChainPrior,
+        TrainingConfig,
+        Transformer,
+        TransformerConfig,
+        forward,
+        initial_state,
+        train,
+    )
     from iclens.circuits.interventions import attribution, contrast, edge_effects
 
-    model = Transformer(TransformerConfig(width=64), 4, 48, key=jax.random.key(0))
+    start = Transformer(TransformerConfig(width=64), 4, 48, key=jax.random.key(0))
+    recipe = TrainingConfig(steps=500)
+    *_, end = train(initial_state(start, recipe), ChainPrior(4), recipe, key=jax.random.key(2))
+    model = end.state.model
     on = contrast("resample", ChainPrior(4), 512, 48, key=jax.random.key(1))
     clean = eqx.filter_jit(lambda model, states: forward(model, states).logits)
     times: dict[str, list[float]] = {}

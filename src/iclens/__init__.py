@@ -10,15 +10,23 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from iclens.chains import ChainPrior as ChainPrior
     from iclens.chains import ChainSet as ChainSet
+    from iclens.circuits.graph import Graph as Graph
     from iclens.circuits.interventions import attribution as attribution
     from iclens.circuits.interventions import contrast as contrast
     from iclens.circuits.interventions import edge_effects as edge_effects
+    from iclens.circuits.interventions import mask_effects as mask_effects
+    from iclens.circuits.interventions import node_masks as node_masks
+    from iclens.circuits.interventions import tabulate as tabulate
+    from iclens.circuits.roles import hypotheses as hypotheses
+    from iclens.circuits.roles import measure_roles as measure_roles
+    from iclens.circuits.roles import probe as probe
     from iclens.circuits.search import Circuit as Circuit
     from iclens.circuits.search import find_circuit as find_circuit
     from iclens.lab.recipe import Recipe as Recipe
     from iclens.lab.recipe import load_recipe as load_recipe
     from iclens.lab.store import Run as Run
     from iclens.lab.store import open_run as open_run
+    from iclens.lab.trace import trace_cell as trace_cell
     from iclens.phases import PhaseMap as PhaseMap
     from iclens.phases import Score as Score
     from iclens.phases import score as score
@@ -39,10 +47,20 @@ _PUBLIC = {
     "iclens.transformer": ("Edges", "Transformer", "TransformerConfig", "forward"),
     "iclens.training": ("TrainingConfig", "initial_state", "train"),
     "iclens.phases": ("PhaseMap", "Score", "score"),
-    "iclens.circuits.interventions": ("attribution", "contrast", "edge_effects"),
+    "iclens.circuits.graph": ("Graph",),
+    "iclens.circuits.interventions": (
+        "attribution",
+        "contrast",
+        "edge_effects",
+        "mask_effects",
+        "node_masks",
+        "tabulate",
+    ),
+    "iclens.circuits.roles": ("hypotheses", "measure_roles", "probe"),
     "iclens.circuits.search": ("Circuit", "find_circuit"),
     "iclens.lab.recipe": ("Recipe", "load_recipe"),
     "iclens.lab.store": ("Run", "open_run"),
+    "iclens.lab.trace": ("trace_cell",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_HOME)

@@ -111,7 +111,15 @@ def test_edges_at_once_equal_masks_one_by_one(shape, baseline, monkeypatch) -> N
     model, on = make(SHAPES[shape]), drawn(baseline)
     at_once = edge_effects(model, on)
     masks = 1 - np.eye(len(model.config.edges), dtype=np.float32)
-    alone = mask_effects(model, on, masks)
+    alone = mask_effects(model, on, np.concatenate([masks] * 3))  # more than fit in one call
+    instead = baseline_values(model, on, mean_values(model, on))
+    clean = jax.nn.log_softmax(run(model, on.states, since=on.since).logits)
+    for world, mask in enumerate(masks):
+        cut = run(model, on.states, Edges(jnp.asarray(mask), instead), since=on.since).logits
+        kl = (jnp.exp(clean) * (clean - jax.nn.log_softmax(cut))).sum(-1).mean(-1)
+        np.testing.assert_allclose(alone.kl[:, world], kl, atol=1e-6)
+    np.testing.assert_array_equal(alone.kl[:, : len(masks)], alone.kl[:, -len(masks) :])
+    alone = jax.tree.map(lambda array: array[:, : len(masks)], alone)
     np.testing.assert_allclose(at_once.kl, alone.kl, atol=1e-6)
     np.testing.assert_allclose(at_once.loss, alone.loss, atol=2e-6)
     np.testing.assert_allclose(at_once.changed, alone.changed, atol=1e-5)
@@ -419,6 +427,27 @@ def test_an_intervention_that_changes_nothing_says_so() -> None:
 def test_bad_contrasts_are_one_clear_error(arguments, message) -> None:
     with pytest.raises(ValueError, match=message):
         contrast(*arguments, key=jax.random.key(0))
+
+
+def test_what_does_not_fit_a_contrast_is_refused() -> None:
+    model, on = make(SHAPES["one head"]), drawn("resample")
+    edges = len(model.config.edges)
+    with pytest.raises(ValueError, match="expected 0 to 2, got 7"):
+        dataclasses.replace(on, states=on.states.at[0, 0].set(7))
+    with pytest.raises(ValueError, match="expected 0 to 2, got -1"):
+        dataclasses.replace(on, instead=on.instead.at[0, 0].set(-1))
+    other = contrast("mean", ChainPrior(4), 4, N, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="the model has 3 states, the contrast 4"):
+        edge_effects(model, other)
+    for masks in (np.ones((0, edges)), np.ones((2, edges - 1)), np.full((1, edges), np.nan)):
+        with pytest.raises(ValueError, match=f"masks: expected at least one of {edges} finite"):
+            mask_effects(model, on, masks)
+    with pytest.raises(ValueError, match="integrated: expected 0 or more steps, got -3"):
+        attribution(model, on, integrated=-3)
+    lost = eqx.tree_at(lambda m: m.unembedding, model, replace_fn=lambda w: w.at[0, 0].set(jnp.nan))
+    for measure in (edge_effects, attribution):
+        with pytest.raises(ValueError, match="not all finite: its training diverged"):
+            measure(lost, on)
 
 
 def test_names_are_parsed_and_unknown_ones_get_the_nearest() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from iclens.chains import ChainPrior
+from iclens.circuits import search
 from iclens.circuits.graph import Graph
 from iclens.circuits.interventions import Contrast, contrast, mask_effects
 from iclens.circuits.search import find_circuit
@@ -61,6 +62,32 @@ def test_the_trail_is_greedy_and_exact(on, model) -> None:
     fewer = circuit.trail_kl[len(circuit.trail) - len(circuit.edges) :]
     assert np.all(fewer > 0.1 * circuit.total)  # no smaller set on the trail would do
     assert circuit.faithfulness > circuit.random.max()
+    # Minimality and the null, again, mask by mask.
+    fewer_masks = np.stack(
+        [graph.mask(keep=[e for e in circuit.edges if e != other]) for other in circuit.edges]
+    )
+    without = np.asarray(mask_effects(model, on, fewer_masks).kl).mean(0)
+    assert circuit.minimality == pytest.approx((without.min() - kept) / circuit.total, abs=1e-5)
+    draws = np.argsort(jax.random.uniform(jax.random.key(3), (32, len(graph.edges))), axis=1)
+    sets = (np.asarray(draws) < len(circuit.edges)).astype(np.float32)
+    assert np.all(sets.sum(1) == len(circuit.edges))
+    shares = np.asarray(mask_effects(model, on, sets).kl).mean(0) / circuit.total
+    np.testing.assert_allclose(circuit.random, 1 - shares, atol=1e-5)
+
+
+def test_exchanging_edges_finds_a_smaller_circuit(on, model) -> None:
+    """From a circuit within epsilon that elimination alone would not make smaller."""
+    graph = Graph(model.config)
+    circuit = find_circuit(model, on, key=jax.random.key(3))
+    limit = 0.1 * circuit.total
+    worst = list(reversed(circuit.trail[-len(graph.edges) + 1 :]))  # keeps what goes first
+    kept = np.isin(graph.edges, worst)
+    found = search._exchange(model, on, on, kept, limit)
+    assert found is not None
+    assert found.sum() == kept.sum() - 1
+    kl = float(np.asarray(mask_effects(model, on, found[None].astype(np.float32)).kl).mean())
+    assert kl <= limit
+    assert search._exchange(model, on, on, np.isin(graph.edges, circuit.edges), limit) is None
 
 
 def test_bad_searches_are_refused(on, model) -> None:

@@ -12,7 +12,7 @@ import xarray as xr
 from iclens import cli
 from iclens.circuits import interventions
 from iclens.lab.store import open_run
-from iclens.lab.trace import formed, summary
+from iclens.lab.trace import stretches, summary
 
 pytestmark = pytest.mark.slow
 
@@ -50,11 +50,22 @@ def test_a_history_is_traced_saved_drawn_and_compiled_once(run, capsys, monkeypa
         "task_vectors.svg",
         "edges.svg",
     }
-    for name in summary(trace)["hypotheses"]:
-        assert formed(trace, name) in (None, *trace.step.values.tolist())
+    found = summary(trace)
+    assert [here["step"] for here in found["history"]] == run.cell(2).steps
+    assert [here["phase"] for here in found["history"]] == trace.phase.values.tolist()
     with xr.open_dataset(run.path / "circuits" / "chains=2,seed=0,step=7.nc") as saved:
         alone = saved.load()
     np.testing.assert_allclose(alone.edge_kl.sel(step=7), trace.edge_kl.sel(step=7), atol=1e-7)
+
+
+def test_stretches_of_steps_at_which_a_hypothesis_passes() -> None:
+    holds = [[0, 1], [1, 1], [1, 1], [1, 0], [0, 1], [1, 1]]
+    trace = xr.Dataset(
+        {"criterion_holds": (("step", "criterion"), holds)},
+        coords={"step": [0, 5, 9, 20, 30, 50], "criterion": ["head: a", "head: b"]},
+    )
+    assert stretches(trace, "head") == [(5, 9), (50, 50)]
+    assert stretches(trace.isel(step=[0]), "head") == []
 
 
 def test_the_trace_as_json(run, capsys) -> None:

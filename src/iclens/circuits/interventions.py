@@ -33,11 +33,16 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclens.chains import ChainPrior, ChainSet, stationary_distribution, walk
 from iclens.circuits.graph import Graph
+from iclens.predictors import check_states
 from iclens.transformer import Activations, Edges, Senders, Transformer, forward
 
 BASELINES = ("resample", "swap_chain", "shuffle", "mean", "zero")
 CHUNK_POSITIONS = 4096
 """Positions, sequences times context, that are worked on together."""
+CANDIDATES = 16
+"""Fresh chains out of which one that is likely to be in a given state is chosen."""
+ROOM = 64
+"""Interventions of one call; there is one program for any number up to that."""
 WORLDS = 8
 """Interventions that are worked on together; with the former it bounds the memory."""
 ROUNDING = 1e-5
@@ -55,6 +60,11 @@ class Contrast(eqx.Module):
     baseline: str = eqx.field(static=True)
     since: int = eqx.field(static=True)
     """The first position at which effects count."""
+
+    def __check_init__(self) -> None:
+        for states in (self.states, self.instead):
+            if states is not None:
+                check_states(states, self.target.shape[-1])
 
 
 class Effects(eqx.Module):
@@ -140,9 +150,14 @@ def _of_another_chain(
             other = np.asarray(jax.random.categorical(which, np.log(weights)))
         transition, stationary = source.transition[other], source.stationary[other]
     else:
-        transition = np.asarray(source.draw(which, count, 1)[1], np.float64)
-        transition = transition / transition.sum(-1, keepdims=True)
-        stationary = stationary_distribution(transition)
+        shape = (count, CANDIDATES, source.states, source.states)
+        drawn_rows = np.asarray(source.draw(which, count * CANDIDATES, 1)[1], np.float64)
+        candidates = (drawn_rows / drawn_rows.sum(-1, keepdims=True)).reshape(shape)
+        laws = stationary_distribution(candidates.reshape(-1, *shape[2:])).reshape(shape[:3])
+        likely = np.log(np.take_along_axis(laws, last[:, None, None], axis=2)[..., 0])
+        other = np.asarray(jax.random.categorical(jax.random.fold_in(which, 1), likely))
+        transition = candidates[np.arange(count), other]
+        stationary = laws[np.arange(count), other]
     flow = (stationary[..., None] * transition).swapaxes(1, 2)
     total = flow.sum(-1, keepdims=True)
     backwards = np.divide(flow, total, out=np.full_like(flow, 1 / flow.shape[-1]), where=total > 0)
@@ -153,13 +168,41 @@ def _of_another_chain(
 def mask_effects(
     model: Transformer, on: Contrast, masks: Float[np.ndarray, "world edge"]
 ) -> Effects:
-    """The effects of any masks: nodes, circuits, random sets of edges."""
-    return _mask_effects(model, on, mean_values(model, on), jnp.asarray(masks))
+    """The effects of any masks: nodes, circuits, random sets of edges.
+
+    Raises `ValueError` if there is no mask, if one is not finite or of another graph, if the model
+    and the contrast differ in their states, or if the model's parameters are not finite.
+    """
+    _check(model, on)
+    expected = (len(model.config.edges),)
+    if masks.shape[1:] != expected or not len(masks) or not np.isfinite(masks).all():
+        raise ValueError(
+            f"masks: expected at least one of {expected[0]} finite numbers, a row for each, got "
+            f"shape {masks.shape}"
+        )
+    mean, found = mean_values(model, on), []
+    for first in range(0, len(masks), ROOM):
+        some = masks[first : first + ROOM]
+        room = np.ones((ROOM, *expected), np.float32)
+        room[: len(some)] = some
+        found.append(_mask_effects(model, on, mean, jnp.asarray(room), jnp.int32(len(some))))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1)[:, : len(masks)], *found)
 
 
 def edge_effects(model: Transformer, on: Contrast) -> Effects:
-    """The effects of cutting each edge alone, in the order of `Graph.edges`."""
+    """The effects of cutting each edge alone, in the order of `Graph.edges`.
+
+    `tabulate` puts names on them.  Raises `ValueError` as `mask_effects` does.
+    """
+    _check(model, on)
     return effects_of_cuts(model, on, mean_values(model, on), None)
+
+
+def _check(model: Transformer, on: Contrast) -> None:
+    if (own := model.embedding.shape[0]) != (theirs := on.target.shape[-1]):
+        raise ValueError(f"the model has {own} states, the contrast {theirs}")
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):
+        raise ValueError("the model's parameters are not all finite: its training diverged")
 
 
 @eqx.filter_jit
@@ -185,8 +228,14 @@ def mean_values(model: Transformer, on: Contrast) -> Senders | None:
 
 @eqx.filter_jit
 def _mask_effects(
-    model: Transformer, on: Contrast, mean: Senders | None, masks: Float[Array, "world edge"]
+    model: Transformer,
+    on: Contrast,
+    mean: Senders | None,
+    masks: Float[Array, "world edge"],
+    count: Int[Array, ""],
 ) -> Effects:
+    """The effects of the first `count` masks; the rest of the room is left empty."""
+
     def chunk(part: Contrast) -> Effects:
         clean = forward(model, part.states, since=on.since).logits
         baseline = baseline_values(model, part, mean)
@@ -195,7 +244,18 @@ def _mask_effects(
             cut = forward(model, part.states, Edges(mask, baseline), since=on.since).logits
             return _compare(clean, cut, None, part)
 
-        return _worlds(world, masks)
+        def group(number: Array, filled: Effects) -> Effects:
+            rows = jax.lax.dynamic_slice_in_dim(masks, number * WORLDS, WORLDS)
+            return jax.tree.map(
+                lambda all, some: jax.lax.dynamic_update_slice_in_dim(
+                    all, some, number * WORLDS, 0
+                ),
+                filled,
+                jax.vmap(world)(rows),
+            )
+
+        empty = jnp.zeros((ROOM, len(part.states)))
+        return jax.lax.fori_loop(0, -(-count // WORLDS), group, Effects(empty, empty, None, empty))
 
     return _joined(jax.lax.map(chunk, _in_chunks(on)))
 
@@ -321,8 +381,14 @@ def attribution(
     EAP: the change of the expected loss on cutting an edge, minus its derivative at the clean
     model.  With `integrated` steps EAP-IG: KL(clean || cut), minus its derivative averaged along
     the way from all edges cut to none (midpoint rule); at the clean model it would be 0.
-    Both in nats, in the order of `Graph.edges`.
+    Both in nats, in the order of `Graph.edges`.  Where a model saturates, the derivative at the
+    clean model says little about cutting an edge; see how it ranks against the exact effects.
+
+    Raises `ValueError` as `mask_effects` does, or if `integrated` is below 0.
     """
+    _check(model, on)
+    if integrated < 0:
+        raise ValueError(f"integrated: expected 0 or more steps, got {integrated}")
     found = _attribution(model, on, mean_values(model, on), integrated)
     return np.asarray(found)
 

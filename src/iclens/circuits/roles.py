@@ -19,8 +19,15 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclens.chains import ChainPrior, ChainSet
 from iclens.circuits.graph import Graph
-from iclens.circuits.interventions import Contrast, mask_effects, no_lag
-from iclens.transformer import Activations, Edges, Senders, Transformer, forward
+from iclens.circuits.interventions import Contrast, chunk_size, mask_effects, no_lag
+from iclens.transformer import (
+    Activations,
+    Edges,
+    Senders,
+    Transformer,
+    TransformerConfig,
+    forward,
+)
 
 PROBE_CHAINS = 32
 PROBE_SEQUENCES = 32
@@ -82,13 +89,14 @@ def head_scores(
 class Probe(eqx.Module):
     """Labelled sequences from a few chains, as many from each, and one of another for each."""
 
-    states: Int[Array, "batch position"]
-    chain: Int[Array, " batch"]
-    transition: Float[Array, "chain state state"]
-    other: Int[Array, " batch"]
+    states: Int[Array, "*chunk batch position"]
+    chain: Int[Array, "*chunk batch"]
+    transition: Float[Array, ...]
+    """Of each chain: (chain, state, state)."""
+    other: Int[Array, "*chunk batch"]
     """A sequence of another chain."""
-    third: Int[Array, " batch"]
-    """A sequence of a third chain, or of a second where there are only two."""
+    third: Int[Array, "*chunk batch"]
+    """A sequence of a third chain; where there are only two, another one of the own."""
 
 
 def probe(source: ChainSet | ChainPrior, context: int, *, key: PRNGKeyArray) -> Probe:
@@ -115,7 +123,7 @@ def probe(source: ChainSet | ChainPrior, context: int, *, key: PRNGKeyArray) -> 
         chain=index % count,
         transition=jnp.asarray(transition),
         other=group + (index + 1) % count,
-        third=group + (index + (2 if count > 2 else 1)) % count,
+        third=group + (index + 2) % count if count > 2 else (index + 2) % len(states),
     )
 
 
@@ -144,7 +152,7 @@ class Roles:
 
     1 - KL(A's row || swapped) / KL(A's row || own), rows taken at the own current state."""
     decoder_chance: float
-    """The same for a phi of a third chain."""
+    """The same for a phi of a third chain (of the own, where there are only two)."""
     readout: float
     """Accuracy of a linear read-out of the chain from phi, on sequences left out."""
     readout_chance: float
@@ -160,14 +168,19 @@ class Roles:
     """Its standard error."""
 
 
+def check_roles(config: TransformerConfig) -> None:
+    """Raise `ValueError` for a model of fewer than two layers or without MLPs: no encoder."""
+    if config.layers < 2 or config.attention_only:
+        raise ValueError("roles need a model of at least two layers, with MLPs")
+
+
 def measure_roles(model: Transformer, on: Probe, ood: Contrast) -> Roles:
     """All measures of a model.  `ood` has sequences of fresh chains, with any baseline.
 
     Raises `ValueError` for a model of fewer than two layers or without MLPs, which has no encoder.
     """
     config = model.config
-    if config.layers < 2 or config.attention_only:
-        raise ValueError("roles need a model of at least two layers, with MLPs")
+    check_roles(config)
     clean = _activations(model, on)
     scores: HeadScores = clean["scores"]
     later = np.asarray(scores.induction)[1:]
@@ -217,44 +230,81 @@ def measure_roles(model: Transformer, on: Probe, ood: Contrast) -> Roles:
 def _activations(model: Transformer, on: Probe) -> dict[str, Any]:
     config = model.config
     context = on.states.shape[1]
-    clean = forward(model, on.states)
     last = [config.senders.index(f"att{config.layers}.{head}") for head in range(config.heads)]
     mlp = config.senders.index("mlp1")
     # The task vector is what the last attention layer writes; swapped, all its edges are cut.
     graph = Graph(config)
     names = [edge for place in last for edge in graph.from_sender(config.senders[place])]
     mask = jnp.asarray(graph.mask(cut=names))
-    rows = on.transition[on.chain[on.other], on.states[:, -1]]
 
-    def distance(logits: Array) -> Array:
-        log_probs = jax.nn.log_softmax(logits[:, -1])
-        terms = rows * (jnp.log(jnp.where(rows > 0, rows, 1)) - log_probs)
-        return jnp.mean(jnp.sum(terms, axis=-1))
+    def chunk(part: Probe) -> dict[str, Any]:
+        clean = forward(model, part.states)
+        rows = on.transition[part.chain[part.other], part.states[:, -1]]
 
-    def moved(which: Array) -> Array:
-        values = tuple(v if v.ndim < 3 else v[which] for v in clean.senders.values)
-        edges = Edges(mask, Senders(values, no_lag(model)))
-        known = clean.senders.values[: last[0]]
-        swapped = forward(model, on.states, edges, known).logits
-        return 1 - distance(swapped) / distance(clean.logits)
+        def distance(logits: Array) -> Array:
+            log_probs = jax.nn.log_softmax(logits[:, -1])
+            terms = rows * (jnp.log(jnp.where(rows > 0, rows, 1)) - log_probs)
+            return jnp.mean(jnp.sum(terms, axis=-1))
 
-    return {
-        "scores": head_scores(clean.attention, on.states),
-        "mlp1": clean.senders.values[mlp][:, context // 2 :],
-        "phi": _task_vectors(model, clean),
-        "moved": moved(on.other),
-        "moved_by_third": moved(on.third),
+        def swapped(which: Array) -> Array:
+            values = tuple(v if v.ndim < 3 else v[which] for v in clean.senders.values)
+            edges = Edges(mask, Senders(values, no_lag(model)))
+            known = clean.senders.values[: last[0]]
+            return distance(forward(model, part.states, edges, known).logits)
+
+        return {
+            "scores": head_scores(clean.attention, part.states),
+            "mlp1": clean.senders.values[mlp][:, context // 2 :],
+            "phi": _task_vectors(model, clean),
+            "distance": distance(clean.logits),
+            "distance_swapped": swapped(part.other),
+            "distance_by_third": swapped(part.third),
+        }
+
+    found = jax.lax.map(chunk, _in_rounds(on))
+    joined = {name: found[name].reshape(-1, *found[name].shape[2:]) for name in ("mlp1", "phi")}
+    mean = jax.tree.map(lambda chunks: jnp.mean(chunks, axis=0), found)
+    return joined | {
+        "scores": mean["scores"],
+        "moved": 1 - mean["distance_swapped"] / mean["distance"],
+        "moved_by_third": 1 - mean["distance_by_third"] / mean["distance"],
     }
+
+
+def _in_rounds(on: Probe) -> Probe:
+    """Chunks of whole rounds (one sequence of each chain), with a leading axis, for `lax.map`.
+
+    Partners are then counted within a chunk; the transition matrices are left out of it.
+    """
+    count, context = len(on.transition), on.states.shape[1]
+    rounds = len(on.states) // count
+    size = count * max(2, chunk_size(rounds, count * context))
+
+    def split(array: Array) -> Array:
+        return array.reshape(-1, size, *array.shape[1:])
+
+    chunks = len(on.states) // size
+    return Probe(
+        states=split(on.states),
+        chain=split(on.chain),
+        transition=jnp.zeros((chunks, 0)),
+        other=split(on.other) % size,
+        third=split(on.third) % size,
+    )
 
 
 @eqx.filter_jit
 def _induction_with(
     model: Transformer, on: Probe, mask: Float[Array, " edge"]
 ) -> Float[Array, "layer head"]:
-    """Induction scores where cut edges carry another sequence's values."""
-    others = forward(model, jnp.roll(on.states, 1, axis=0)).senders.values
-    edges = Edges(mask, Senders(others, no_lag(model)))
-    return head_scores(forward(model, on.states, edges).attention, on.states).induction
+    """Induction scores where cut edges carry the values of a sequence of another chain."""
+
+    def chunk(part: Probe) -> Array:
+        others = forward(model, part.states[part.other]).senders.values
+        edges = Edges(mask, Senders(others, no_lag(model)))
+        return head_scores(forward(model, part.states, edges).attention, part.states).induction
+
+    return jnp.mean(jax.lax.map(chunk, _in_rounds(on)), axis=0)
 
 
 class Showcase(eqx.Module):
@@ -269,9 +319,12 @@ class Showcase(eqx.Module):
 @eqx.filter_jit
 def showcase(model: Transformer, on: Probe, count: int) -> Showcase:
     """Attention patterns of the first `count` sequences of a probe, and all task vectors."""
-    clean = forward(model, on.states)
-    patterns = jnp.stack([layer[:count].swapaxes(0, 1) for layer in clean.attention])
-    return Showcase(on.states[:count], patterns, _task_vectors(model, clean))
+    few = forward(model, on.states[:count])
+    patterns = jnp.stack([layer.swapaxes(0, 1) for layer in few.attention])
+    phi = jax.lax.map(
+        lambda part: _task_vectors(model, forward(model, part.states)), _in_rounds(on)
+    )
+    return Showcase(on.states[:count], patterns, phi.reshape(-1, phi.shape[-1]))
 
 
 def _task_vectors(model: Transformer, clean: Activations) -> Float[Array, "batch width"]:
@@ -342,14 +395,18 @@ def _criterion(value: float, limit: float) -> dict[str, Any]:
 def hypotheses(roles: Roles) -> dict[str, Verdict]:
     """Both hypotheses about a model.
 
-    A measure counts where it is more than half-way from its chance level to 1, its largest value.
+    Most measures count where they are more than half-way from their chance level to 1.  Without a
+    largest value of their own: that the keys of layer 1 matter (more than half of the excess goes
+    without them), the lag that is attended to most, a loss beyond two standard errors, and pairs
+    explaining more than states by what a random finer grouping would add.
     """
     heads = roles.heads
     chance = float(heads.induction_chance)
-    best = float(np.asarray(heads.induction)[1:].max())
+    later = np.asarray(heads.induction)[1:]
+    best, layer = float(later.max()), int(later.max(-1).argmax()) + 1
     excess = (best - chance) / (1 - chance)
     blind = (roles.induction_without_layer - chance) / (1 - chance)
-    lags = np.asarray(heads.by_lag)[:-1]
+    lags = np.asarray(heads.by_lag)[:layer]
     return {
         "statistical induction head": Verdict(
             {
@@ -376,7 +433,7 @@ def hypotheses(roles: Roles) -> dict[str, Verdict]:
                 "pools them linearly": _criterion(
                     roles.pool, HALF + HALF * max(roles.pool_chance, 0.0)
                 ),
-                "from all positions alike": _criterion(1 - excess, 1 - HALF),
+                "not chosen by what they follow": _criterion(1 - excess, 1 - HALF),
                 "decodes the task vector": _criterion(
                     roles.decoder, HALF + HALF * max(roles.decoder_chance, 0.0)
                 ),

@@ -1,8 +1,10 @@
 """Circuit search: the smallest set of edges that does what the whole model does.
 
 Backward elimination with exact effects.  In each round every edge that is left is cut on top of
-those cut before, and the one whose loss costs least, in KL(full || circuit), goes.  The circuit is
-the smallest set on this trail with KL(full || circuit) <= epsilon KL(full || all edges cut).
+those cut before, and the one whose loss costs least, in KL(full || circuit), goes.  The smallest
+set on this trail with KL(full || circuit) <= epsilon KL(full || all edges cut) is then made smaller
+still, if it can be: one edge goes, and edges inside are exchanged for edges outside as long as that
+lowers the KL, until it is within epsilon again.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from iclens.circuits.interventions import (
 )
 from iclens.transformer import Senders, Transformer
 
+EXCHANGES = 5
+"""Edges inside and outside a circuit that are tried in pairs."""
 SEARCH_SEQUENCES = 64
 """Sequences by which edges are ranked; how good a circuit is, is measured on all."""
 
@@ -38,7 +42,7 @@ class Circuit:
     trail: tuple[str, ...]
     """All edges in the order in which they went."""
     trail_kl: Float[np.ndarray, " edge"]
-    """KL(full || what is left) after each went."""
+    """KL(full || what is left) after each went, before any exchange."""
     total: float
     """KL(full || all edges cut)."""
     faithfulness: float
@@ -69,15 +73,18 @@ def find_circuit(
     few = jax.tree.map(lambda array: array[:SEARCH_SEQUENCES], on)
     order = np.asarray(_eliminate(model, few, mean_values(model, few)))
     trail = np.stack([1 - np.isin(np.arange(count), order[: cuts + 1]) for cuts in range(count)])
-    kl = np.asarray(mask_effects(model, on, trail.astype(np.float32)).kl).mean(0)
+    left = mask_effects(model, on, trail.astype(np.float32))
+    kl = np.asarray(left.kl).mean(0)
     total = float(kl[-1])
-    if not total > ROUNDING:
+    if not np.asarray(left.changed)[:, -1].max() > ROUNDING:
         raise ValueError(
             f"cutting every edge with the baseline {on.baseline!r} changes nothing: "
             "there is no behaviour to find a circuit of"
         )
     cuts = int(np.flatnonzero(np.append(0, kl) <= epsilon * total).max())
     kept = ~np.isin(np.arange(count), order[:cuts])
+    while (smaller := _exchange(model, on, few, kept, epsilon * total)) is not None:
+        kept = smaller
     draws = np.argsort(np.asarray(jax.random.uniform(key, (samples, count))), axis=1)
     less_one = kept & ~np.eye(count, dtype=bool)  # a row for every edge: one shape for any circuit
     sets = np.concatenate([[kept, ~kept], draws < kept.sum(), less_one])
@@ -111,3 +118,28 @@ def _eliminate(model: Transformer, on: Contrast, mean: Senders | None) -> Int[Ar
 
     count = len(model.config.edges)
     return jax.lax.scan(drop, jnp.ones(count), None, length=count)[1]
+
+
+def _exchange(
+    model: Transformer, on: Contrast, few: Contrast, kept: np.ndarray, limit: float
+) -> np.ndarray | None:
+    """A circuit of one edge less with KL <= limit, if exchanging edges leads to one."""
+
+    def kl(sets: np.ndarray, where: Contrast = few) -> np.ndarray:
+        return np.asarray(mask_effects(model, where, sets.astype(np.float32)).kl).mean(0)
+
+    each = np.eye(len(kept), dtype=bool)
+    alone = np.where(kept, kl(kept ^ each), np.inf)
+    found, best = kept ^ each[alone.argmin()], float(alone.min())
+    while found.any():
+        if kl(found[None], on)[0] <= limit:
+            return found
+        toggled = kl(found ^ each)
+        ranked = [np.argsort(np.where(side, toggled, np.inf)) for side in (found, ~found)]
+        out, into = (each[order[:EXCHANGES]] for order in ranked)
+        sets = (found ^ out[:, None] ^ into).reshape(-1, len(kept))
+        exchanged = np.where(sets.sum(1) == found.sum(), kl(sets), np.inf)
+        if not exchanged.min() < best:
+            return None
+        found, best = sets[exchanged.argmin()], float(exchanged.min())
+    return None

@@ -26,7 +26,15 @@ from iclens.circuits.interventions import (
     node_masks,
     tabulate,
 )
-from iclens.circuits.roles import Probe, Roles, hypotheses, measure_roles, probe, showcase
+from iclens.circuits.roles import (
+    Probe,
+    Roles,
+    check_roles,
+    hypotheses,
+    measure_roles,
+    probe,
+    showcase,
+)
 from iclens.circuits.search import check_epsilon, find_circuit
 from iclens.lab.cell import Cell
 from iclens.lab.files import write_file
@@ -63,7 +71,13 @@ class TraceRequest:
             raise ValueError(f"--step: expected a step, 'last' or 'all', got {step!r}")
         if not cell.steps:
             raise ValueError(f"cell {cell.name} is {cell.status}: it has no checkpoints")
-        steps = {"all": cell.steps, "last": cell.steps[-1:]}.get(step) or [int(step)]
+        curves = cell.curves
+        trained = [
+            s for s in cell.steps if curves is None or np.isfinite(curves.loss.sel(step=s)).all()
+        ]
+        if not trained:
+            raise ValueError(f"cell {cell.name} diverged before its first checkpoint")
+        steps = {"all": trained, "last": trained[-1:]}.get(step) or [int(step)]
         label = "all" if step == "all" else steps[0]
         return cls(cell, steps, f"{cell.name},step={label}")
 
@@ -79,10 +93,11 @@ def trace_cell(
 
     Nothing is compiled twice for the checkpoints of a cell.  `on_step` hears of each that is done.
 
-    Raises `ValueError` if there is no checkpoint at a step, or if the model has no such circuits
-    (see `measure_roles`).
+    Raises `ValueError` if there is no checkpoint at a step or its parameters are not finite, or if
+    the model has no such circuits (see `measure_roles`).
     """
     check_epsilon(epsilon)
+    check_roles(cell.recipe.model)
     if not len(steps):
         raise ValueError("a trace needs at least one checkpoint, got no steps")
     models = [cell.model(step) for step in steps]
@@ -187,53 +202,68 @@ def _roles_table(roles: Roles) -> xr.Dataset:
 
 
 def summary(trace: xr.Dataset) -> dict[str, Any]:
-    """The last checkpoint of a trace as plain data: verdicts, circuit, roles, head scores."""
+    """The last checkpoint of a trace as plain data: verdicts, circuit, roles, head scores.
+
+    Of a trace of several checkpoints also its `history`: phase, verdicts and circuit at each, and
+    the stretches of steps over which each hypothesis passes.
+    """
     last = trace.isel(step=-1)
-    verdicts: dict[str, dict[str, Any]] = {}
-    for place, full in enumerate(last.criterion.values.tolist()):
-        hypothesis, name = full.split(": ")
-        criteria = verdicts.setdefault(hypothesis, {"verdict": "pass", "criteria": {}})
-        holds = bool(last.criterion_holds[place])
-        criteria["criteria"][name] = {
-            "holds": holds,
-            "value": float(last.criterion_value[place]),
-            "limit": float(last.criterion_limit[place]),
-        }
-        criteria["verdict"] = criteria["verdict"] if holds else "fail"
     effects = last.edge_kl.sel(set="id")
-    return {
-        "chains": trace.attrs["chains"]
-        if trace.attrs["chains"] == "infinite"
-        else int(trace.attrs["chains"]),
+    chains = trace.attrs["chains"]
+    found = {
+        "chains": chains if chains == "infinite" else int(chains),
         "seed": int(trace.attrs["seed"]),
-        "step": int(last.step),
-        "phase": str(last.phase.values) if "phase" in last else None,
-        "hypotheses": verdicts,
-        "circuit": last.edge.values[last.circuit.values.astype(bool)].tolist(),
-        "faithfulness": float(last.faithfulness),
+        **_checkpoint(last),
         "completeness": float(last.completeness),
         "minimality": float(last.minimality),
         "random_faithfulness": float(last.random_faithfulness.max()),
         "edges": dict(zip(last.edge.values.tolist(), effects.values.tolist(), strict=True)),
+        "rank_correlation": {"eap": float(last.eap_rank), "eap_ig": float(last.eap_ig_rank)},
         "heads": {
             name: last[name].values.tolist() for name in ("previous", "induction", "uniformity")
         }
         | {name: float(last[name]) for name in ("previous_chance", "induction_chance")},
         "shuffle_kl": float(last.shuffle_kl),
+        "shuffle_loss_change": float(last.shuffle_loss_change),
+    }
+    if trace.sizes["step"] > 1:
+        found["history"] = [_checkpoint(trace.isel(step=i)) for i in range(trace.sizes["step"])]
+        found["passes"] = {name: stretches(trace, name) for name in found["hypotheses"]}
+    return found
+
+
+def _checkpoint(here: xr.Dataset) -> dict[str, Any]:
+    verdicts: dict[str, dict[str, Any]] = {}
+    for place, full in enumerate(here.criterion.values.tolist()):
+        hypothesis, name = full.split(": ")
+        criteria = verdicts.setdefault(hypothesis, {"verdict": "pass", "criteria": {}})
+        holds = bool(here.criterion_holds[place])
+        criteria["criteria"][name] = {
+            "holds": holds,
+            "value": float(here.criterion_value[place]),
+            "limit": float(here.criterion_limit[place]),
+        }
+        criteria["verdict"] = criteria["verdict"] if holds else "fail"
+    return {
+        "step": int(here.step),
+        "phase": str(here.phase.values) if "phase" in here else None,
+        "hypotheses": verdicts,
+        "circuit": here.edge.values[here.circuit.values.astype(bool)].tolist(),
+        "faithfulness": float(here.faithfulness),
     }
 
 
-def formed(trace: xr.Dataset, hypothesis: str) -> int | None:
-    """The first step from which on a hypothesis passes at every checkpoint of a trace."""
+def stretches(trace: xr.Dataset, hypothesis: str) -> list[tuple[int, int]]:
+    """First and last step of each run of successive checkpoints at which a hypothesis passes."""
     names = [name.startswith(hypothesis) for name in trace.criterion.values.tolist()]
     passes = trace.criterion_holds.values.astype(bool)[:, names].all(axis=1)
-    failures = np.flatnonzero(~passes)
-    start = failures[-1] + 1 if len(failures) else 0
-    return int(trace.step[start]) if start < len(passes) else None
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], passes, [False]]).astype(int)))
+    steps = trace.step.values
+    return [(int(steps[a]), int(steps[b - 1])) for a, b in edges.reshape(-1, 2)]
 
 
 def describe(trace: xr.Dataset) -> str:
-    """The last checkpoint of a trace, and when each mechanism formed, as a text to read."""
+    """The last checkpoint of a trace, and when each mechanism was there, as a text to read."""
     found = summary(trace)
     lines = [f"K = {found['chains']}, seed {found['seed']}, step {found['step']}: {found['phase']}"]
     for name, verdict in found["hypotheses"].items():
@@ -243,9 +273,11 @@ def describe(trace: xr.Dataset) -> str:
             f"({criterion['value']:.2f}, must exceed {criterion['limit']:.2f})"
             for text, criterion in verdict["criteria"].items()
         ]
-        if trace.sizes["step"] > 1:
-            start = formed(trace, name)
-            lines.append(f"  from step {start}" if start is not None else "  not formed")
+        for first, final in found.get("passes", {}).get(name, []):
+            phases = dict.fromkeys(
+                str(here["phase"]) for here in found["history"] if first <= here["step"] <= final
+            )
+            lines.append(f"  passes from step {first} to {final} ({', '.join(phases)})")
     lines.append(
         f"circuit: {len(found['circuit'])} of {trace.sizes['edge']} edges, faithfulness "
         f"{found['faithfulness']:.2f} (random sets of that size: at most "

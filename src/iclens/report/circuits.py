@@ -182,7 +182,7 @@ def task_vectors(trace: xr.Dataset) -> Figure:
     share = scale[:2] ** 2 / max(float((scale**2).sum()), 1e-300)
     figure = Figure(figsize=(COLUMN, COLUMN), layout="constrained")
     axes = figure.add_subplot()
-    colours = matplotlib.colormaps["twilight"](chain / max(chain.max() + 1, 1))
+    colours = matplotlib.colormaps["turbo"](chain / max(chain.max(), 1))
     axes.scatter(plane[:, 0], plane[:, 1], s=5, c=colours, linewidths=0)
     axes.set_xlabel(f"first component of phi ({share[0]:.0%} of variance)")
     axes.set_ylabel(f"second component ({share[1]:.0%})")
