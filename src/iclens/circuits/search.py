@@ -27,7 +27,7 @@ from iclens.circuits.interventions import (
 )
 from iclens.transformer import Senders, Transformer
 
-EXCHANGES = 5
+EXCHANGES = 4
 """Edges inside and outside a circuit that are tried in pairs."""
 SEARCH_SEQUENCES = 64
 """Sequences by which edges are ranked; how good a circuit is, is measured on all."""
@@ -86,7 +86,7 @@ def find_circuit(
     while (smaller := _exchange(model, on, few, kept, epsilon * total)) is not None:
         kept = smaller
     draws = np.argsort(np.asarray(jax.random.uniform(key, (samples, count))), axis=1)
-    less_one = kept & ~np.eye(count, dtype=bool)  # a row for every edge: one shape for any circuit
+    less_one = (kept & ~np.eye(count, dtype=bool))[kept]
     sets = np.concatenate([[kept, ~kept], draws < kept.sum(), less_one])
     shares = np.asarray(mask_effects(model, on, sets.astype(np.float32)).kl).mean(0) / total
     return Circuit(
@@ -96,7 +96,7 @@ def find_circuit(
         total=total,
         faithfulness=float(1 - shares[0]),
         completeness=float(shares[1]),
-        minimality=float((shares[2 + samples :][kept] - shares[0]).min(initial=np.inf)),
+        minimality=float((shares[2 + samples :] - shares[0]).min(initial=np.inf)),
         random=1 - shares[2 : 2 + samples],
     )
 
