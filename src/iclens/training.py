@@ -20,8 +20,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from iclens.transformer import Transformer
-
 PIECE_TOKENS = 1024
 """Positions whose activations a CPU keeps in its cache from the forward pass to the backward."""
 BLOCK = 64
@@ -36,6 +34,22 @@ class Source(Protocol):
         self, key: PRNGKeyArray, sequences: int, length: int
     ) -> tuple[Int[Array, "sequence length"], Float[Array, "sequence state state"]]:
         """Sequences and the transition matrix of each."""
+        ...
+
+
+@runtime_checkable
+class SequenceModel(Protocol):
+    """What is trained: a module of arrays that predicts the next state at every position."""
+
+    @property
+    def context(self) -> int:
+        """Positions of a training sequence."""
+        ...
+
+    def __call__(
+        self, states: Int[Array, "batch position"]
+    ) -> Float[Array, "batch position state"]:
+        """Logits of the next state."""
         ...
 
 
@@ -129,7 +143,7 @@ class TrainingConfig:
 class TrainingState(eqx.Module):
     """Everything that the next step depends on, besides the recipe."""
 
-    model: Transformer
+    model: SequenceModel
     optimizer: optax.OptState
     step: Int[Array, ""]
     """Steps done."""
@@ -155,7 +169,7 @@ class Snapshot:
         return None if step < 0 else step
 
 
-def initial_state(model: Transformer, config: TrainingConfig) -> TrainingState:
+def initial_state(model: SequenceModel, config: TrainingConfig) -> TrainingState:
     """The state before the first step."""
     parameters = eqx.filter(model, eqx.is_inexact_array)
     return TrainingState(model, config.transform.init(parameters), jnp.int32(0), jnp.int32(-1))
@@ -167,7 +181,7 @@ def train(
     config: TrainingConfig,
     *,
     key: PRNGKeyArray,
-    evaluate: Mapping[str, Callable[[Transformer], Any]] | None = None,
+    evaluate: Mapping[str, Callable[[Any], Any]] | None = None,
     on_steps: Callable[[int], None] | None = None,
 ) -> Iterator[Snapshot]:
     """Train from `state`, yielding a snapshot at each evaluation point that is not yet past.
@@ -265,7 +279,7 @@ def _run_block(
 
 
 def next_state_loss(
-    model: Transformer,
+    model: SequenceModel,
     states: Int[Array, "batch length"],
     transition: Float[Array, "batch state state"],
     loss: Literal["sampled", "expected"],

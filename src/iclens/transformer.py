@@ -20,6 +20,7 @@ and everything downstream is recomputed exactly.  Without edges the sum is the r
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,6 +58,8 @@ class TransformerConfig:
     """Normalisation, without parameters, before each block and before the read-out."""
     positions: Literal["relative", "absolute", "rotary", "none"] = "relative"
     """Positions: a learned bias per lag and head, a learned vector per position, rotary, none."""
+    circuit: tuple[str, ...] = ()
+    """The edges that there are, where not all of them are: a sub-circuit, to train by itself."""
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads"):
@@ -73,6 +76,10 @@ class TransformerConfig:
                 "model.positions: rotary needs an even head width, got "
                 f"model.width / model.heads = {self.head_width}"
             )
+        for edge in self.circuit:
+            if edge not in (every := _every_edge(self)):
+                near = difflib.get_close_matches(edge, every, n=1, cutoff=0)[0]
+                raise ValueError(f"model.circuit: unknown edge {edge!r}; did you mean {near!r}?")
 
     @property
     def head_width(self) -> int:
@@ -107,18 +114,23 @@ class TransformerConfig:
         Receivers are `att1.0.q`, `att1.0.k`, `att1.0.v`, `mlp1`, ..., `out`.  With relative
         positions each head also has an edge from its lag bias, `lag->att1.0`.
         """
-        names: list[str] = []
-        before = list(self.senders[: self.senders.index("att1.0")])
-        for layer in range(1, self.layers + 1):
-            heads = [f"att{layer}.{head}" for head in range(self.heads)]
-            for head in heads:
-                names += [f"{sender}->{head}.{port}" for port in "qkv" for sender in before]
-                names += [f"lag->{head}"] * (self.positions == "relative")
-            before += heads
-            if not self.attention_only:
-                names += [f"{sender}->mlp{layer}" for sender in before]
-                before.append(f"mlp{layer}")
-        return tuple(names + [f"{sender}->out" for sender in before])
+        every = _every_edge(self)
+        return tuple(edge for edge in every if edge in self.circuit) if self.circuit else every
+
+
+def _every_edge(config: TransformerConfig) -> tuple[str, ...]:
+    names: list[str] = []
+    before = list(config.senders[: config.senders.index("att1.0")])
+    for layer in range(1, config.layers + 1):
+        heads = [f"att{layer}.{head}" for head in range(config.heads)]
+        for head in heads:
+            names += [f"{sender}->{head}.{port}" for port in "qkv" for sender in before]
+            names += [f"lag->{head}"] * (config.positions == "relative")
+        before += heads
+        if not config.attention_only:
+            names += [f"{sender}->mlp{layer}" for sender in before]
+            before.append(f"mlp{layer}")
+    return tuple(names + [f"{sender}->out" for sender in before])
 
 
 class Attention(eqx.Module):
@@ -278,8 +290,8 @@ def forward(
         )
     if edges is not None:
         _check_edges(config, edges, (len(states), length, config.width), lag_bias.shape, since)
-        index = {name: i for i, name in enumerate(config.edges)}
 
+    index = {name: i for i, name in enumerate(config.edges)}
     values: list[Float[Array, ...]] = list(known)
     patterns: list[Float[Array, "batch head position key"]] = []
 
@@ -289,13 +301,15 @@ def forward(
         def late(value: Float[Array, ...]) -> Float[Array, ...]:
             return value[..., start:, :] if value.shape[-2] == length else value
 
-        total = None
+        total = jnp.zeros(config.width) if config.circuit else None
         for name, value, instead in zip(
             config.senders[:senders],
             values,
             values if edges is None else edges.baseline.values,
             strict=False,
         ):
+            if config.circuit and f"{name}->{receiver}" not in index:
+                continue
             value = late(value)
             if edges is not None:
                 share = edges.mask[index[f"{name}->{receiver}"]]
@@ -318,7 +332,9 @@ def forward(
             for head in range(config.heads):
                 name = f"att{layer}.{head}"
                 bias = lag_bias[layer - 1, head]
-                if edges is not None and config.positions == "relative":
+                if config.circuit and f"lag->{name}" not in index:
+                    bias = jnp.zeros_like(bias)
+                elif edges is not None and config.positions == "relative":
                     share = edges.mask[index[f"lag->{name}"]]
                     bias = share * bias + (1 - share) * edges.baseline.lag[layer - 1, head]
                 # The scale of the logits goes into the weights, which are smaller than the queries.

@@ -72,7 +72,7 @@ class Graph:
         Raises `ValueError` with the nearest name for an unknown one.
         """
         origins = [edge.split("->")[0] for edge in self.edges]
-        _known("sender", sender, list(dict.fromkeys(origins)))
+        _known("sender", sender, [*self.senders, "lag"])
         return [edge for edge, origin in zip(self.edges, origins, strict=True) if origin == sender]
 
     def _before(self, receiver: str) -> int:

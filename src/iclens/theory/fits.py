@@ -1,0 +1,344 @@
+"""Fits: thresholds and exponents with intervals, and a refusal where the data cannot give them.
+
+    threshold   where an outcome turns with K: a logistic function of ln K
+    switching   steps to M2, log-normal about a (K2* - K)^-gamma; a run that had not switched when
+                training ended is censored, not dropped
+    growth      a time against the context: a N / ln N, a N, a sqrt(N), a N ln N
+
+Intervals are at 95 %: by profile likelihood (all other parameters at their best for each value,
+until the log-likelihood has fallen by 1.92), and by bootstrap over seeds.  That the exponent gamma
+is about 2 and the time to 2-Gen about N / log N is from Gibson, Cui and Reddy (2026).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import log_ndtr, xlogy
+from scipy.stats import chi2
+
+LEVEL = 0.95
+DROP = float(chi2.ppf(LEVEL, 1)) / 2
+"""Fall of the log-likelihood at the ends of an interval."""
+WIDTHS = (1e-3, 10.0)
+"""Widths of a logistic function of ln K that are considered."""
+BOOTSTRAPS = 200
+
+
+class CannotFit(ValueError):
+    """The data cannot support the fit; the message says why."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A fitted value with its intervals; an end that the data leave open is None."""
+
+    value: float
+    profile: tuple[float | None, float | None]
+    bootstrap: tuple[float, float] | None = None
+    """None where there is one seed, or where most resampled data cannot be fitted."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fit, with what it stands on."""
+
+    parameters: dict[str, Parameter]
+    data: dict[str, np.ndarray]
+    curve: dict[str, np.ndarray]
+    """The fitted function at a grid of its argument."""
+    goodness: dict[str, float]
+
+
+# --- thresholds
+
+
+def fit_threshold(
+    chains: Int[np.ndarray, " run"], beyond: Bool[np.ndarray, " run"], seed: Int[np.ndarray, " run"]
+) -> Fit:
+    """K at which half of the runs are beyond a threshold, P(beyond) rising with ln K.
+
+    Raises `CannotFit` if fewer than three K or only one outcome was seen, or if it does not rise.
+    """
+    chains, beyond = np.asarray(chains), np.asarray(beyond, bool)
+    if len(np.unique(chains)) < 3:
+        raise CannotFit(f"expected runs at 3 values of K at least, got {len(np.unique(chains))}")
+    if beyond.all() or not beyond.any():
+        side = "beyond" if beyond.all() else "below"
+        raise CannotFit(f"no crossing: all {len(beyond)} runs are {side} the threshold")
+    log_chains = np.log(chains)
+    if log_chains[beyond].mean() <= log_chains[~beyond].mean():
+        raise CannotFit("the outcome does not rise with K")
+    span = math.log(chains.max() / chains.min())
+    grid = np.linspace(log_chains.min() - span, log_chains.max() + span, 601)
+    value, profile, width = _logistic(log_chains, beyond, grid)
+
+    def again(chosen: np.ndarray) -> float:
+        return math.exp(_logistic(log_chains[chosen], beyond[chosen], grid)[0])
+
+    ends = tuple(None if end is None else math.exp(end) for end in profile)
+    share = 1 / (1 + np.exp(-(grid - value) / width))
+    expected = np.interp(log_chains, grid, share)
+    return Fit(
+        {"threshold": Parameter(math.exp(value), (ends[0], ends[1]), _bootstrap(seed, again))},
+        {"chains": chains, "beyond": beyond, "seed": np.asarray(seed)},
+        {"chains": np.exp(grid), "share": share},
+        {
+            "log_likelihood": _log_likelihood(beyond, expected),
+            "width": width,
+            "misplaced": float(((expected > 0.5) != beyond).mean()),
+        },
+    )
+
+
+def _log_likelihood(beyond: np.ndarray, share: np.ndarray) -> float:
+    return float(np.sum(xlogy(beyond, share) + xlogy(~beyond, 1 - share)))
+
+
+def _logistic(
+    log_chains: np.ndarray, beyond: np.ndarray, grid: np.ndarray
+) -> tuple[float, tuple[float | None, float | None], float]:
+    """The best midpoint (the middle, where the best is a stretch), its interval, the width."""
+    if beyond.all() or not beyond.any():
+        raise CannotFit("no crossing")
+    sign = np.where(beyond, 1.0, -1.0)
+
+    def best_width(middle: float) -> tuple[float, float]:
+        def cost(log_width: float) -> float:
+            distance = sign * (log_chains - middle) / math.exp(log_width)
+            return float(np.logaddexp(0, -distance).sum())
+
+        bounds = (math.log(WIDTHS[0]), math.log(WIDTHS[1]))
+        starts = np.linspace(*bounds, 25)
+        rough = min(starts, key=cost)
+        step = starts[1] - starts[0]
+        near = (max(bounds[0], rough - step), min(bounds[1], rough + step))
+        found = minimize_scalar(cost, bounds=near, method="bounded")
+        return min((float(found.fun), float(found.x)), (cost(rough), float(rough)))
+
+    profile = np.array([best_width(middle)[0] for middle in grid])
+    top = np.flatnonzero(profile <= profile.min() + 1e-3)
+    value = float((grid[top[0]] + grid[top[-1]]) / 2)
+    inside = np.flatnonzero(profile <= profile.min() + DROP)
+    low = None if inside[0] == 0 else float(grid[inside[0]])
+    high = None if inside[-1] == len(grid) - 1 else float(grid[inside[-1]])
+    return value, (low, high), math.exp(best_width(value)[1])
+
+
+# --- switching times
+
+
+def fit_switching(
+    chains: Int[np.ndarray, " run"],
+    before: Float[np.ndarray, " run"],
+    time: Float[np.ndarray, " run"],
+    seed: Int[np.ndarray, " run"],
+) -> Fit:
+    """K2* and gamma from the step at which runs turn to M2, a (K2* - K)^-gamma, log-normal about it.
+
+    A run turned in (before, time], between two evaluations; `time` is infinite for one that had
+    not turned by `before`, the end of training.  At K >= K2* a run never turns.
+
+    Raises `CannotFit` if fewer than three K have runs that turned, or fewer than five runs did.
+    """
+    chains, before, time = (np.asarray(a, np.float64) for a in (chains, before, time))
+    turned = np.isfinite(time)
+    if not turned.any():
+        raise CannotFit(f"all {len(time)} runs are censored: none turned to M2")
+    if turned.sum() < 5 or len(np.unique(chains[turned])) < 3:
+        raise CannotFit(
+            "expected at least 5 runs that turned, at 3 values of K; got "
+            f"{turned.sum()} at {len(np.unique(chains[turned]))}"
+        )
+    fit = _Switching(chains, before, time)
+    best = fit.best
+
+    def again(chosen: np.ndarray) -> np.ndarray:
+        return np.array(_Switching(chains[chosen], before[chosen], time[chosen]).best[1:3])
+
+    spread = _bootstrap(seed, again)
+    names = ("K2*", "gamma")
+    parameters = {
+        name: Parameter(
+            best[1 + place],
+            fit.interval(name),
+            None if spread is None else (spread[0][place], spread[1][place]),
+        )
+        for place, name in enumerate(names)
+    }
+    grid = np.linspace(chains.min(), min(best[1], 2 * chains.max()), 401)[:-1]
+    curve = np.exp(best[3] - best[2] * np.log(best[1] - grid))
+    return Fit(
+        parameters,
+        {"chains": chains, "before": before, "time": time, "seed": np.asarray(seed)},
+        {"chains": grid, "time": curve},
+        {"log_likelihood": -best[0], "scatter": math.exp(best[4]), "amplitude": math.exp(best[3])},
+    )
+
+
+@dataclass(frozen=True)
+class _Switching:
+    """The likelihood of switching times and its maximum."""
+
+    chains: np.ndarray
+    before: np.ndarray
+    time: np.ndarray
+    best: tuple[float, ...] = field(init=False)
+    """Minus log-likelihood, K2*, gamma, log a, log sigma."""
+
+    def __post_init__(self) -> None:
+        turned = self.chains[np.isfinite(self.time)]
+        if len(np.unique(turned)) < 3:
+            raise CannotFit("too few values of K with runs that turned")
+        object.__setattr__(self, "best", self._minimise({}))
+
+    @property
+    def least(self) -> float:
+        """K2* is above every K at which a run turned."""
+        return float(self.chains[np.isfinite(self.time)].max())
+
+    def cost(self, threshold: float, gamma: float, log_a: float, log_sigma: float) -> float:
+        """Minus the log-likelihood."""
+        sigma = math.exp(log_sigma)
+        gap = threshold - self.chains
+        middle = log_a - gamma * np.log(np.where(gap > 0, gap, 1))
+        with np.errstate(divide="ignore"):
+            early = (np.log(self.before) - middle) / sigma
+            late = (np.log(self.time) - middle) / sigma
+        switched = np.isfinite(self.time)
+        # log(Phi(late) - Phi(early)), from whichever tail keeps the digits.
+        flip = early > 0
+        above, below = np.where(flip, -early, late), np.where(flip, -late, early)
+        above, below = log_ndtr(above[switched]), log_ndtr(below[switched])
+        inside = above + np.log1p(-np.exp(np.minimum(below - above, -1e-12)))
+        outside = np.where(gap > 0, log_ndtr(-early), 0.0)[~switched]
+        return float(-np.sum(inside) - np.sum(outside))
+
+    def _minimise(self, fixed: dict[str, float]) -> tuple[float, ...]:
+        from iminuit import Minuit
+
+        observed = np.isfinite(self.time)
+        log_time = np.log(self.time[observed])
+        found: list[tuple[float, ...]] = []
+        for beyond in (0.05, 0.3, 1.5):
+            for gamma in (1.0, 2.5):
+                start = {
+                    "threshold": self.least * (1 + beyond),
+                    "gamma": gamma,
+                    "log_a": 0.0,
+                    "log_sigma": math.log(0.3),
+                } | fixed
+                gap = np.log(start["threshold"] - self.chains[observed])
+                start["log_a"] = float(np.mean(log_time + start["gamma"] * gap))
+                fit = Minuit(self.cost, **start)
+                fit.errordef = Minuit.LIKELIHOOD
+                fit.limits["threshold"] = (self.least * (1 + 1e-6), None)
+                fit.limits["gamma"] = (0.0, 50.0)
+                fit.limits["log_sigma"] = (math.log(1e-2), math.log(10.0))
+                for name in fixed:
+                    fit.fixed[name] = True
+                fit.strategy = 0
+                fit.migrad()
+                found.append((float(fit.fval), *(float(value) for value in fit.values)))
+        return min(found)
+
+    def interval(self, parameter: str) -> tuple[float | None, float | None]:
+        """Profile-likelihood interval; None for an end that lies beyond what is tried."""
+        name, place = {"K2*": ("threshold", 1), "gamma": ("gamma", 2)}[parameter]
+        best = self.best[place]
+        bounds = {
+            "threshold": (self.least * (1 + 1e-5), 100 * self.least),
+            "gamma": (0.0, 50.0),
+        }[name]
+
+        def fall(value: float) -> float:
+            return self._minimise({name: value})[0] - self.best[0] - DROP
+
+        ends: list[float | None] = []
+        for bound in bounds:
+            step, inner = 0.1 * (best - bounds[0] if bound == bounds[0] else best), best
+            while True:
+                outer = best + step if bound > best else best - step
+                outer = min(max(outer, bounds[0]), bounds[1])
+                if fall(outer) > 0:
+                    ends.append(float(brentq(fall, *sorted((inner, outer)), rtol=1e-3)))
+                    break
+                if outer == bound:
+                    ends.append(bound if bound == bounds[0] else None)
+                    break
+                inner, step = outer, 2 * step
+        return ends[0], ends[1]
+
+
+# --- growth with the context
+
+GROWTH: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "N / ln N": lambda context: context / np.log(context),
+    "N": lambda context: context,
+    "sqrt(N)": np.sqrt,
+    "N ln N": lambda context: context * np.log(context),
+}
+
+
+def fit_growth(
+    context: Float[np.ndarray, " run"], time: Float[np.ndarray, " run"]
+) -> dict[str, Any]:
+    """Compare a f(N) for the four f of `GROWTH`; the scatter about each is log-normal.
+
+    For each: `a`, its standard `error`, `aic` (of two parameters, a and the scatter), the `weight`
+    exp(-aic / 2) normalised to 1, and the `scatter`.
+
+    Raises `CannotFit` for fewer than three contexts, `ValueError` for N < 2 or times <= 0.
+    """
+    context, time = np.asarray(context, np.float64), np.asarray(time, np.float64)
+    if (context < 2).any() or not ((time > 0) & np.isfinite(time)).all():
+        raise ValueError("expected contexts of at least 2 and positive, finite times")
+    if len(np.unique(context)) < 3:
+        raise CannotFit(f"expected 3 contexts at least, got {len(np.unique(context))}")
+    found: dict[str, dict[str, float]] = {}
+    for name, shape in GROWTH.items():
+        ratio = np.log(time / shape(context))
+        scatter = max(float(ratio.std()), 1e-9)
+        found[name] = {
+            "a": math.exp(ratio.mean()),
+            "error": math.exp(ratio.mean()) * scatter / math.sqrt(len(ratio) - 1),
+            "scatter": scatter,
+            "aic": len(ratio) * (math.log(2 * math.pi * scatter**2) + 1) + 4,
+        }
+    least = min(fit["aic"] for fit in found.values())
+    total = sum(math.exp((least - fit["aic"]) / 2) for fit in found.values())
+    for fit in found.values():
+        fit["weight"] = math.exp((least - fit["aic"]) / 2) / total
+    return found
+
+
+def _bootstrap(seed: np.ndarray, again: Callable[[np.ndarray], Any]) -> Any:
+    """Ends of the interval of a statistic over resampled seeds; None where there is none."""
+    seed = np.asarray(seed)
+    seeds = np.unique(seed)
+    if len(seeds) < 2:
+        return None
+    rng = np.random.default_rng(0)
+    cache: dict[tuple[int, ...], Any] = {}
+    for_each = []
+    for _ in range(BOOTSTRAPS):
+        chosen = tuple(sorted(rng.choice(seeds, len(seeds)).tolist()))
+        if chosen not in cache:
+            rows = np.concatenate([np.flatnonzero(seed == one) for one in chosen])
+            try:
+                cache[chosen] = again(rows)
+            except CannotFit:
+                cache[chosen] = None
+        if cache[chosen] is not None:
+            for_each.append(cache[chosen])
+    if len(for_each) < BOOTSTRAPS / 2:
+        return None
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(np.array(for_each), [tail, 1 - tail], axis=0)
+    return (low.tolist(), high.tolist())
