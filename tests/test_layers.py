@@ -20,6 +20,7 @@ RANKS = {
             ["lab"],
             ["interop"],
             ["report"],
+            ["cli_theory"],
             ["cli"],
         ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import equinox as eqx
@@ -123,6 +124,28 @@ def test_cutting_the_lag_edge_removes_the_lag_bias() -> None:
     np.testing.assert_allclose(
         run(model, states, Edges(mask, baseline)).logits, run(without, states).logits, atol=1e-6
     )
+
+
+@each_config
+def test_a_sub_circuit_is_the_whole_with_the_other_edges_cut_to_zero(config) -> None:
+    every = config.edges
+    kept = tuple(np.random.default_rng(0).permutation(every)[: 2 * len(every) // 3].tolist())
+    smaller = dataclasses.replace(config, circuit=kept)
+    assert smaller.edges == tuple(edge for edge in every if edge in kept)
+    whole, states = make(config), draw()
+    shape = jax.tree.structure(Transformer(smaller, C, N, key=jax.random.key(0)))
+    part = jax.tree.unflatten(shape, jax.tree.leaves(whole))
+    zeros = jax.tree.map(jnp.zeros_like, run(whole, states).senders)
+    mask = jnp.array([float(edge in kept) for edge in every])
+    expected = run(whole, states, Edges(mask, zeros)).logits
+    np.testing.assert_allclose(run(part, states).logits, expected, atol=1e-5, rtol=1e-5)
+    everything = Edges(jnp.ones(len(kept)), run(part, states).senders)
+    np.testing.assert_array_equal(run(part, states, everything).logits, run(part, states).logits)
+
+
+def test_unknown_edges_of_a_sub_circuit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"model.circuit: unknown edge 'embed->att1.q'; did you"):
+        TransformerConfig(circuit=("embed->att1.q",))
 
 
 def test_edges_are_named_and_counted() -> None:

@@ -181,11 +181,19 @@ def report(run: Path, /) -> int:
     return 0
 
 
+def theory(arguments: list[str]) -> int:
+    """Reduced models, the race of the circuits, fits of the thresholds."""
+    from iclens.cli_theory import dispatch
+
+    return dispatch(arguments)
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "run": run,
     "status": status,
     "phases": phases,
     "trace": trace,
+    "theory": theory,
     "report": report,
 }
 
@@ -218,8 +226,8 @@ def dispatch(arguments: list[str]) -> int:
         )
         return 2
     try:
-        if name == "run":  # its options are the keys of the recipe that it reads first
-            return run(rest)
+        if name in ("run", "theory"):  # these read on by themselves
+            return COMMANDS[name](rest)
         import tyro
 
         code: int = tyro.cli(COMMANDS[name], args=rest, prog=f"iclens {name}")

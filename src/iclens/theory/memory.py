@@ -87,10 +87,10 @@ class Geometry:
     """How the task vectors of a set's chains lie."""
 
     separation: float
-    """Distance between the nearest two chains' means, the median over chains, over the root mean
-    square distance of a sequence's task vector from its chain's mean: below about 2 they overlap."""
+    """Distance of a chain's mean to the nearest other, the median over chains, over the root mean
+    square distance of a sequence's task vector from its chain's mean; they overlap below 2."""
     dimension: float
-    """Effective dimension of the chains' means, (sum l)^2 / sum l^2 over covariance eigenvalues."""
+    """Effective dimension of the chains' means, (sum l)^2 / sum l^2 over their covariance's l."""
     readout: float
     """Share of held-out sequences whose chain is that of the nearest mean, in the metric of the
     spread within chains."""

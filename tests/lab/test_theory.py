@@ -1,0 +1,128 @@
+"""Studies of the theory, really run at a small size, through the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from iclens import cli
+from iclens.lab import theory
+from iclens.lab.recipe import load_recipe
+from iclens.lab.store import create_run
+
+
+def test_coefficients_as_json(capsys) -> None:
+    arguments = ["induction", "--states", "3", "--context", "64", "--sequences", "4096", "--json"]
+    assert cli.dispatch(["theory", *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for name in ("A_beta", "A_J", "c_beta", "c_delta", "J"):
+        assert found[name].keys() == {"value", "error"}
+    assert found["A_J"]["value"] == pytest.approx(0.0981, abs=0.002)
+    assert abs(found["J"]["value"] - found["formula"]["J"]) < 0.3 * found["formula"]["J"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["induction", "--concentration", "-1"], "expected a positive number"),
+        (["induction", "--context", "1"], "context: expected at least 2, got 1"),
+        (["induction", "--rho", "2"], "rho: expected a number from 0 to 1"),
+        (["inductoin"], "unknown command 'inductoin'; expected one of induction"),
+        (["fits", "nowhere"], "no run at 'nowhere'"),
+        (["context", "--recipe", "tiny"], "sweep.chains = ['infinite']"),
+        (["memory", "--chains", "0"], "chains: expected values of at least 1"),
+    ],
+)
+def test_bad_input_is_one_message(arguments, message, tmp_path, capsys) -> None:
+    out = ["--out", str(tmp_path)] if arguments[0] in ("context", "memory") else []
+    assert cli.dispatch(["theory", *arguments, *out]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert "Traceback" not in told
+
+
+def test_a_run_that_cannot_be_fitted_says_why(tiny_run, capsys) -> None:
+    assert cli.dispatch(["theory", "fits", str(tiny_run.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"K1*", "K2* (end state)", "switching"}
+    assert "refused" in found["switching"]
+
+
+def test_an_empty_run_is_told(tmp_path, capsys) -> None:
+    create_run(tmp_path / "empty", load_recipe("tiny"))
+    assert cli.dispatch(["theory", "fits", str(tmp_path / "empty")]) == 2
+    assert "has no finished cell" in capsys.readouterr().err
+
+
+def small(name: str, **sweep):
+    recipe = load_recipe(name)
+    return replace(
+        recipe,
+        task=replace(recipe.task, states=3, context=12),
+        model=replace(recipe.model, width=8, hidden=16),
+        train=replace(recipe.train, steps=120, batch=16, evaluations=12),
+        evaluation=replace(recipe.evaluation, sequences=64),
+        sweep=replace(recipe.sweep, **sweep),
+    )
+
+
+@pytest.mark.slow
+def test_a_race_is_run_and_read(tmp_path) -> None:
+    recipe = small("race", chains=(2, 4, 64), seeds=(0,))
+    assert theory.run_study(tmp_path, theory.race_recipes(recipe)) == {}
+    found = theory.race_result(tmp_path)
+    assert found.chains.values.tolist() == [2, 4, 64]
+    assert found.recognition_curve.dims == ("run", "step")
+    assert all(f"K1* {name}" in found.attrs for name in ("observed", "equal times", "loss at tau"))
+    # Of a circuit alone, parameters that no edge leads to stay as they were.
+    cell = theory.open_run(tmp_path / "induction").cell(2)
+    start, end = cell.model(0), cell.model(120)
+    np.testing.assert_array_equal(start.mlps[0].weight_in, end.mlps[0].weight_in)
+    assert not np.array_equal(start.mlps[1].weight_in, end.mlps[1].weight_in)
+    path = theory.save_result(tmp_path, "race", found)
+    with xr.open_dataset(path, engine="h5netcdf") as saved:
+        xr.testing.assert_identical(saved.load(), found)
+    (tmp_path / "recognition" / "cells" / "chains=4,seed=0" / "done.json").unlink()
+    with pytest.raises(ValueError, match=r"the race lacks recognition/chains=4,seed=0: it is"):
+        theory.race_result(tmp_path)
+
+
+@pytest.mark.slow
+def test_times_over_contexts_are_run_and_fitted(tmp_path) -> None:
+    recipe = small("context", seeds=(0,))
+    recipe = replace(recipe, train=replace(recipe.train, steps=1500, evaluations=30))
+    assert theory.run_study(tmp_path, theory.context_recipes(recipe, (8, 16, 32))) == {}
+    found = theory.context_result(tmp_path)
+    assert set(found.context.values.tolist()) <= {8, 16, 32}
+    assert found.weight.sum() == pytest.approx(1)
+    assert np.all(found.tau > 0)
+
+
+@pytest.mark.slow
+def test_the_memory_model_memorises_few_chains_and_counts_many(tmp_path) -> None:
+    """THEORY 2 at C = 5, N = 64, F = 64, a quarter of its steps: the order is the same."""
+    study = theory.MemoryStudy(chains=(8, 512), width=(2, 16), steps=4000)
+    found = theory.memory_result(study)
+    memorised = (found.to_2_mem < found.to_2_gen).sel(hidden=64)
+    assert memorised.sel(chains=8).values.all()
+    assert not memorised.sel(chains=512).values.any()
+    assert float(found.to_2_mem.sel(chains=8, width=16, hidden=64)) < 0.04
+    assert float(found.to_2_gen.sel(chains=512, width=16, hidden=64)) < 0.08
+    assert found.readout.sel(chains=8, width=16) > found.readout.sel(chains=512, width=16)
+
+
+def test_fits_of_a_run_are_saved_with_open_ends(tmp_path) -> None:
+    run = create_run(tmp_path / "run", load_recipe("tiny"))
+    chains = np.repeat([8.0, 12, 16, 20], 2)
+    fit = theory.fit_switching(chains, 900 * chains / 8, 1000 * chains / 8, np.tile([0, 1], 4))
+    table = theory.fit_dataset(fit)
+    path = theory.save_result(run.path, "switching", table)
+    with xr.open_dataset(path, engine="h5netcdf") as saved:
+        loaded = saved.load()
+    low, high = loaded.fit.sel(parameter="K2*", part=["profile_low", "profile_high"]).values
+    assert low >= 20 * (1 - 1e-6)
+    assert high > 20
