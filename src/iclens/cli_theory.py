@@ -19,7 +19,7 @@ from iclens.report import theory as draw
 from iclens.report.figures import save_figures
 
 INDUCTION, MEMORY = InductionStudy(), MemoryStudy()
-GROWTH_CONTEXTS = (32, 64, 128, 256, 512)
+GROWTH_CONTEXTS = (32, 64, 128, 256, 512, 1024, 2048)
 """Contexts at which the reduced model is followed."""
 
 

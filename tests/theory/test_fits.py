@@ -27,6 +27,7 @@ def covers(interval, value: float) -> bool:
     return (low is None or low <= value) and (high is None or value <= high)
 
 
+@pytest.mark.slow
 def test_a_planted_divergence_is_found() -> None:
     before, time = planted(np.random.default_rng(0), MANY)
     fit = fit_switching(MANY, before, time, np.tile(np.arange(12), 8))

@@ -107,7 +107,9 @@ def test_coefficients_are_derivatives_of_the_loss(rho) -> None:
         assert len(seen) > 40
         loss = lambda point: plane_loss(point, sample, rho, 0.0)  # noqa: E731
         found = sequence_coefficients(sample, frequency[seen], rho)
-        slope, curvature = jax.grad(loss)(jnp.zeros(2)), jax.hessian(loss)(jnp.zeros(2))
+        slope, curvature = jax.jit(lambda point: (jax.grad(loss)(point), jax.hessian(loss)(point)))(
+            jnp.zeros(2)
+        )
         assert float(found.c_beta.mean()) == pytest.approx(float(-slope[0]), rel=1e-9, abs=1e-12)
         assert float(found.c_delta.mean()) == pytest.approx(float(-slope[1]), rel=1e-9, abs=1e-12)
         assert float(found.J.mean()) == pytest.approx(float(-curvature[0, 1]), rel=1e-9, abs=1e-12)
@@ -224,21 +226,22 @@ def test_the_landscape_is_the_loss_on_a_grid() -> None:
 
 @pytest.mark.slow
 def test_descent_follows_the_flow_and_times_grow_as_n_over_log_n() -> None:
-    prior, contexts = ChainPrior(5), np.array([32, 64, 128, 256, 512])
+    prior, contexts = ChainPrior(5), np.array([64, 128, 256, 512, 1024])
     times = np.array(
         [time_to_induction(prior, int(n), sequences=4096, key=jax.random.key(3)) for n in contexts]
     )
-    # THEORY's times came from descent whose end, hence half, is not on record: ours are later by
-    # about 45 at every N, which is within 10 % from N = 256 on.
-    assert times[3:] == pytest.approx([768, 1304], rel=0.1)
-    assert times - [216, 296, 456, 768, 1304] == pytest.approx(45, abs=30)
+    # THEORY's times are of descent, and what "half-way" ended at is not on record there: ours are
+    # later by about 45 at every N, which is more than 10 % at N = 64 and below.
+    theory = np.array([296, 456, 768, 1304, 2280])
+    assert times[2:] == pytest.approx(theory[2:], rel=0.1)
+    assert times - theory == pytest.approx(45, abs=35)
     assert np.all(np.diff(times * np.log(contexts) / contexts) < 0)  # levelling off from above
     laws = fit_growth(contexts, times)
     assert min(laws, key=lambda law: laws[law]["aic"]) == "N / ln N"
     descent = stochastic_descent(prior, 64, 1000.0, steps=500, batch=1024, key=jax.random.key(4))
     smooth = np.convolve(descent.loss, np.ones(9) / 9, "valid")
     half = descent.time[4 + int((smooth < (smooth[0] + smooth[-1]) / 2).argmax())]
-    assert half == pytest.approx(times[1], rel=0.1)
+    assert half == pytest.approx(times[0], rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def landscape(plane: xr.Dataset) -> Figure:
     axes.set_ylim(delta[0], delta[-1])
     axes.set_xlabel("beta: match of the state with the one before")
     axes.set_ylabel("delta: bias of lag 1")
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower right", frameon=True, framealpha=0.85)
     figure.colorbar(filled, ax=axes, label="loss, nats")
     axes.set_title(
         f"C = {plane.attrs['states']}, N = {plane.attrs['plane_context']}: from 1-Gen to 2-Gen",
@@ -114,7 +114,7 @@ def race(result: xr.Dataset) -> Figure:
     axes.set(xscale="log", yscale="log", xlabel="chains K", ylabel="optimizer steps")
     axes.set_xticks(ticks := np.unique(result.chains.values), [str(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.legend()
+    axes.legend(frameon=True, framealpha=0.85)
     axes.set_title("the race behind K1*", loc="left")
     return figure
 
