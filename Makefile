@@ -15,7 +15,8 @@ test: $(INSTALLED)
 	$(BIN)/pytest -m "not slow" --numprocesses auto --maxprocesses 8 --dist loadfile
 
 slow: $(INSTALLED)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow tests/test_quick.py # by itself, for it is timed
+	$(BIN)/pytest -m slow --ignore tests/test_quick.py --numprocesses auto --maxprocesses 8
 
 check: $(INSTALLED)
 	$(BIN)/ruff check

@@ -151,6 +151,7 @@ def test_a_cyclic_chain_is_learned_exactly() -> None:
     assert last.train_loss < 0.02
 
 
+@pytest.mark.slow
 def test_the_expected_loss_has_the_gradient_of_the_sampled_one_in_the_mean() -> None:
     model = fresh().model
     states, transition = PRIOR.draw(jax.random.key(5), 40_000, N + 1)

@@ -83,7 +83,10 @@ run = eqx.filter_jit(forward)
 CAPTURED = {"capture_output": True, "text": True, "check": True}
 
 
-@pytest.mark.parametrize(("shape", "baseline"), CASES)
+@pytest.mark.parametrize(
+    ("shape", "baseline"),
+    [pytest.param(*case, marks=pytest.mark.slow if "four" in case[0] else ()) for case in CASES],
+)
 def test_nothing_cut_is_clean_and_everything_cut_is_the_counterfactual(shape, baseline) -> None:
     model, on = make(SHAPES[shape]), drawn(baseline)
     edges = len(model.config.edges)

@@ -79,7 +79,7 @@ def test_a_race_is_run_and_read(tmp_path) -> None:
     assert found.recognition_curve.dims == ("run", "step")
     assert all(f"K1* {name}" in found.attrs for name in ("observed", "equal times", "loss at tau"))
     # Of a circuit alone, parameters that no edge leads to stay as they were.
-    cell = theory.open_run(tmp_path / "induction").cell(2)
+    cell = theory.open_run(tmp_path / "induction").cell("infinite")
     start, end = cell.model(0), cell.model(120)
     np.testing.assert_array_equal(start.mlps[0].weight_in, end.mlps[0].weight_in)
     assert not np.array_equal(start.mlps[1].weight_in, end.mlps[1].weight_in)

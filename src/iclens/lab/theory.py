@@ -193,14 +193,19 @@ def context_result(folder: Path) -> xr.Dataset:
 
 
 def race_recipes(recipe: Recipe) -> dict[str, Recipe]:
-    """The recipe for the whole model and for each circuit alone."""
-    return {
+    """The recipe for the whole model and for each circuit alone.
+
+    The induction circuit is trained on fresh chains, for what it does is not of the set.
+    """
+    recipes = {
         circuit: replace(
             recipe,
             model=replace(recipe.model, circuit=circuit_edges(recipe.model, circuit)),
         )
         for circuit in CIRCUITS
     }
+    fresh = replace(recipe.sweep, chains=("infinite",))
+    return recipes | {"induction": replace(recipes["induction"], sweep=fresh)}
 
 
 def race_result(folder: Path) -> xr.Dataset:
@@ -212,7 +217,10 @@ def race_result(folder: Path) -> xr.Dataset:
     cells = runs["whole"].cells
     rows: list[dict[str, Any]] = []
     for whole in cells:
-        parts = {c: run.cell(whole.chains, whole.seed) for c, run in runs.items()}
+        parts = {
+            circuit: run.cell("infinite" if circuit == "induction" else whole.chains, whole.seed)
+            for circuit, run in runs.items()
+        }
         for circuit, cell in parts.items():
             if cell.status != "done":
                 raise ValueError(f"the race lacks {circuit}/{cell.name}: it is {cell.status}")
