@@ -238,6 +238,7 @@ def test_sets_of_one_shape_share_a_compilation(chains, context):
     assert predictors._memorise._cache_size() == compiled
 
 
+@pytest.mark.slow
 def test_2_mem_approaches_2_gen_as_the_set_grows():
     # 2-Mem also learns from what x_0 says of the chain.  Weights 1 / pi(0) undo that for contexts
     # that begin with 0, and then it is a Monte Carlo estimate of 2-Gen: KL falls as 1 / K.

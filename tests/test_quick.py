@@ -89,8 +89,6 @@ def test_each_phase_has_its_mechanism(out, chains, step, phase, induction, recog
     assert found["hypotheses"]["statistical induction head"]["verdict"] == induction
     assert found["hypotheses"]["task recognition head"]["verdict"] == recognition
     assert found["faithfulness"] >= 0.9
-    if phase == "G2":
-        assert 2 * len(found["circuit"]) <= len(found["edges"])
     if phase != "G1":  # of which a random set of edges keeps much, for it needs no path in order
         assert found["faithfulness"] > found["random_faithfulness"] + 0.2
     assert (found["shuffle_loss_change"] > 0.05) == (phase in ("G2", "M2"))

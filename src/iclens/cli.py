@@ -133,6 +133,7 @@ def trace(
     seed: int = 0,
     step: str = "last",
     epsilon: float = 0.1,
+    show: tuple[int, ...] = (0, 1, 2, 3),
     json: bool = False,
 ) -> int:
     """Find the circuit of a cell and test which mechanism it is.
@@ -143,6 +144,7 @@ def trace(
         seed: Seed of the cell.
         step: A checkpoint's step, "last", or "all" for the whole training history.
         epsilon: Share of KL(full || all edges cut) that the circuit may differ by.
+        show: Sequences whose attention patterns are drawn; sequence i is of chain i, from 0.
         json: Print JSON, for programs.
     """
     from iclens.lab.store import open_run
@@ -155,6 +157,7 @@ def trace(
         request.cell,
         request.steps,
         epsilon=epsilon,
+        show=show,
         on_step=lambda done: print(f"step {done} traced", file=sys.stderr),
     )
     path = save_trace(opened.path, found, request.name)

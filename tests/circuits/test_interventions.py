@@ -85,7 +85,7 @@ CAPTURED = {"capture_output": True, "text": True, "check": True}
 
 @pytest.mark.parametrize(
     ("shape", "baseline"),
-    [pytest.param(*case, marks=pytest.mark.slow if "four" in case[0] else ()) for case in CASES],
+    [pytest.param(*case, marks=pytest.mark.slow if "heads" in case[0] else ()) for case in CASES],
 )
 def test_nothing_cut_is_clean_and_everything_cut_is_the_counterfactual(shape, baseline) -> None:
     model, on = make(SHAPES[shape]), drawn(baseline)
@@ -411,7 +411,7 @@ def test_nodes_are_ablated_by_cutting_all_that_leaves_them() -> None:
 
 
 def test_an_intervention_that_changes_nothing_says_so() -> None:
-    model = make(SHAPES["two heads, absolute"])
+    model = make(TransformerConfig(width=8, layers=1, positions="absolute"))
     table = tabulate(edge_effects(model, drawn("resample")), model.config.edges)
     idle = table.edge.values[~table.changes.values]
     assert set(idle) == {edge for edge in model.config.edges if edge.startswith("pos")}

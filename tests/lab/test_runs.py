@@ -452,7 +452,11 @@ def test_provenance_names_versions_and_random_numbers(tiny_run) -> None:
 
 @pytest.mark.parametrize(
     ("sent", "renames"),
-    [("SIGKILL", 3), pytest.param("SIGKILL", 8, marks=pytest.mark.slow), ("SIGINT", 5)],
+    [
+        ("SIGKILL", 3),
+        pytest.param("SIGKILL", 8, marks=pytest.mark.slow),
+        pytest.param("SIGINT", 5, marks=pytest.mark.slow),
+    ],
 )
 def test_kill_nine_and_again_ends_with_the_same_bytes(undisturbed, tmp_path, sent, renames) -> None:
     """A signal between the writing of a file and its renaming, of a state or of a piece."""

@@ -86,6 +86,7 @@ def test_the_trace_as_json(run, capsys) -> None:
         (["--chains", "2", "--seed", "9"], "no cell with chains = 2 and seed = 9"),
         (["--chains", "2", "--step", "5"], "expected a step with a checkpoint"),
         (["--chains", "2", "--step", "first"], "expected a step, 'last' or 'all', got 'first'"),
+        (["--chains", "2", "--show", "64"], "show: expected sequences from 0 to 63, got [64]"),
         (["--chains", "2", "--epsilon", "2"], "epsilon: expected a number between 0 and 1"),
     ],
 )

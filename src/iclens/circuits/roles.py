@@ -317,14 +317,15 @@ class Showcase(eqx.Module):
 
 
 @eqx.filter_jit
-def showcase(model: Transformer, on: Probe, count: int) -> Showcase:
-    """Attention patterns of the first `count` sequences of a probe, and all task vectors."""
-    few = forward(model, on.states[:count])
+def showcase(model: Transformer, on: Probe, which: Int[Array, " shown"]) -> Showcase:
+    """Attention patterns of some sequences of a probe, and all task vectors."""
+    states = on.states[which]
+    few = forward(model, states)
     patterns = jnp.stack([layer.swapaxes(0, 1) for layer in few.attention])
     phi = jax.lax.map(
         lambda part: _task_vectors(model, forward(model, part.states)), _in_rounds(on)
     )
-    return Showcase(on.states[:count], patterns, phi.reshape(-1, phi.shape[-1]))
+    return Showcase(states, patterns, phi.reshape(-1, phi.shape[-1]))
 
 
 def _task_vectors(model: Transformer, clean: Activations) -> Float[Array, "batch width"]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from scipy.stats import spearmanr
@@ -44,8 +45,8 @@ from iclens.transformer import Transformer
 SEQUENCES = 128
 """Sequences of each contrast; effects of the strongest edges are then known to a few per cent."""
 INTEGRATION_STEPS = 5
-SHOWN = 4
-"""Sequences whose attention patterns are kept, of the last checkpoint."""
+SHOWN = (0, 1, 2, 3)
+"""Sequences of the probe whose attention patterns are kept, of the last checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,17 @@ def trace_cell(
     steps: Sequence[int],
     *,
     epsilon: float = 0.1,
+    show: Sequence[int] = SHOWN,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> xr.Dataset:
     """Trace a cell at some of its checkpoints.
 
-    Nothing is compiled twice for the checkpoints of a cell.  `on_step` hears of each that is done.
+    Nothing is compiled twice for the checkpoints of a cell.  `show` gives the sequences of the
+    probe whose attention patterns are kept: sequence i is of chain i modulo their number, 32 at
+    most.  `on_step` hears of each checkpoint that is done.
 
-    Raises `ValueError` if there is no checkpoint at a step or its parameters are not finite, or if
-    the model has no such circuits (see `measure_roles`).
+    Raises `ValueError` if there is no checkpoint at a step or its parameters are not finite, if
+    the model has no such circuits (see `measure_roles`), or for a sequence that is not there.
     """
     check_epsilon(epsilon)
     check_roles(cell.recipe.model)
@@ -111,15 +115,20 @@ def trace_cell(
     }
     shuffled = contrast("shuffle", source, SEQUENCES, context, key=keys["shuffle"])
     tasks = probe(source, context, key=keys["probe"])
+    if not show or not all(0 <= place < len(tasks.states) for place in show):
+        raise ValueError(
+            f"show: expected sequences from 0 to {len(tasks.states) - 1}, got {list(show)}"
+        )
     traced = []
     for step, model in zip(steps, models, strict=True):
         traced.append(_trace(model, contrasts, shuffled, tasks, epsilon, keys["random"]))
         on_step(step)
     trace = xr.concat(traced, "step", data_vars="all", coords="minimal", join="exact")
     trace = trace.assign_coords(step=("step", list(steps), {"units": "optimizer steps"}))
-    shown = showcase(models[-1], tasks, SHOWN)
+    shown = showcase(models[-1], tasks, jnp.asarray(show))
     trace["attention"] = (("layer", "head", "shown", "position", "key"), shown.attention)
     trace["shown_states"] = (("shown", "position"), shown.states)
+    trace = trace.assign_coords(shown=list(show))
     trace["phi"] = (("sequence", "width"), shown.phi)
     trace["phi_chain"] = ("sequence", np.asarray(tasks.chain))
     if cell.curves is not None:

@@ -166,9 +166,11 @@ def attention_patterns(trace: xr.Dataset) -> Figure:
             if row == rows - 1:
                 axes.set_xlabel("key position")
             if row == 0:
-                axes.set_title("".join(map(str, states[column][:24].tolist())), fontsize=5)
+                first = "".join(map(str, states[column][:20].tolist()))
+                axes.set_title(f"{int(trace.shown[column])}: {first}", fontsize=5)
     figure.suptitle(
-        f"{_title(trace)}: square root of attention; the first states are above", fontsize=7
+        f"{_title(trace)}: square root of attention; above, the sequence and its first states",
+        fontsize=7,
     )
     return figure
 
