@@ -94,10 +94,15 @@ def test_a_race_is_run_and_read(tmp_path) -> None:
 @pytest.mark.slow
 def test_times_over_contexts_are_run_and_fitted(tmp_path) -> None:
     recipe = small("context", seeds=(0,))
-    recipe = replace(recipe, train=replace(recipe.train, steps=1500, evaluations=30))
-    assert theory.run_study(tmp_path, theory.context_recipes(recipe, (8, 16, 32))) == {}
+    recipe = replace(
+        recipe,
+        model=replace(recipe.model, width=16, hidden=64),
+        train=replace(recipe.train, steps=3000, batch=32, evaluations=60),
+    )
+    contexts = (8, 16, 24, 32)
+    assert theory.run_study(tmp_path, theory.context_recipes(recipe, contexts)) == {}
     found = theory.context_result(tmp_path)
-    assert set(found.context.values.tolist()) <= {8, 16, 32}
+    assert set(found.context.values.tolist()) <= set(contexts)
     assert found.weight.sum() == pytest.approx(1)
     assert np.all(found.tau > 0)
 
