@@ -12,7 +12,7 @@ RANKS = {
     name: rank
     for rank, names in enumerate(
         [
-            ["chains"],
+            ["chains", "separation"],
             ["predictors"],
             ["transformer"],
             ["training"],

@@ -76,8 +76,9 @@ class TransformerConfig:
                 "model.positions: rotary needs an even head width, got "
                 f"model.width / model.heads = {self.head_width}"
             )
+        every = _every_edge(self) if self.circuit else ()
         for edge in self.circuit:
-            if edge not in (every := _every_edge(self)):
+            if edge not in every:
                 near = difflib.get_close_matches(edge, every, n=1, cutoff=0)[0]
                 raise ValueError(f"model.circuit: unknown edge {edge!r}; did you mean {near!r}?")
 

@@ -15,6 +15,7 @@ from iclens.circuits import interventions, roles
 from iclens.circuits.graph import Graph
 from iclens.circuits.interventions import contrast, mask_effects
 from iclens.circuits.roles import head_scores, hypotheses, measure_roles, probe
+from iclens.separation import linear_readout
 from iclens.transformer import Edges, Transformer, TransformerConfig, forward
 
 C, N = 3, 16
@@ -79,8 +80,8 @@ def test_linear_fits_are_judged_on_samples_left_out() -> None:
     assert abs(roles._r_squared(features, rng.normal(size=(400, 3)), fit, ~fit)) < 0.1
     chain = np.arange(400) % 8
     apart = 10 * np.eye(8)[chain] + rng.normal(size=(400, 8))
-    assert roles._readout(apart, chain, fit := np.arange(400) // 8 % 2 == 0, ~fit) == 1
-    assert roles._readout(rng.normal(size=(400, 8)), chain, fit, ~fit) < 0.3
+    assert linear_readout(apart, chain, fit := np.arange(400) // 8 % 2 == 0, ~fit) == 1
+    assert linear_readout(rng.normal(size=(400, 8)), chain, fit, ~fit) < 0.3
 
 
 def test_a_probe_alternates_its_chains_and_pairs_different_ones() -> None:
@@ -169,8 +170,8 @@ def test_measures_by_explicit_loops(monkeypatch) -> None:
     assert (got.readout_chance, got.encoder_chance) == pytest.approx((1 / 6, 8 / (192 * 8 - 1)))
     # What fits the even rounds is judged on the odd ones: against the former it looks better.
     rounds = np.arange(len(phi)) // 6 % 2 == 0
-    assert got.readout == pytest.approx(roles._readout(phi, chain, rounds, ~rounds), abs=1e-9)
-    assert got.readout < roles._readout(phi, chain, rounds, rounds)
+    assert got.readout == pytest.approx(linear_readout(phi, chain, rounds, ~rounds), abs=1e-9)
+    assert got.readout < linear_readout(phi, chain, rounds, rounds)
     assert got.pool_chance < 0.2 < got.pool
 
 

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from iclens.chains import ChainPrior, ChainSet
 from iclens.circuits.graph import Graph
 from iclens.circuits.interventions import Contrast, chunk_size, mask_effects, no_lag
+from iclens.separation import effective_dimension, linear_readout
 from iclens.transformer import (
     Activations,
     Edges,
@@ -205,7 +206,6 @@ def measure_roles(model: Transformer, on: Probe, ood: Contrast) -> Roles:
     rounds = np.arange(len(phi)) // len(on.transition)
     fit, held = rounds % 2 == 0, rounds % 2 == 1
     means = np.stack([phi[chain == index].mean(0) for index in range(len(on.transition))])
-    eigenvalues = np.clip(np.linalg.eigvalsh(np.cov(means.T)), 0, None)
     return Roles(
         heads=scores,
         induction_without_layer=float(blind),
@@ -217,9 +217,9 @@ def measure_roles(model: Transformer, on: Probe, ood: Contrast) -> Roles:
         pool_chance=_r_squared(np.random.default_rng(0).permutation(pairs), phi, fit, held),
         decoder=float(clean["moved"]),
         decoder_chance=float(clean["moved_by_third"]),
-        readout=_readout(phi, chain, fit, held),
+        readout=linear_readout(phi, chain, fit, held),
         readout_chance=1 / len(on.transition),
-        dimension=float(eigenvalues.sum() ** 2 / max((eigenvalues**2).sum(), 1e-300)),
+        dimension=effective_dimension(means),
         dimension_limit=min(config.width, len(means) - 1),
         ood_loss=float(loss.mean()),
         ood_loss_error=float(loss.std(ddof=1) / np.sqrt(len(loss))),
@@ -358,23 +358,6 @@ def _r_squared(
     solution = np.linalg.lstsq(design[fit], values[fit], rcond=1e-6)[0]
     error = ((values[held] - design[held] @ solution) ** 2).sum()
     return float(1 - error / max(((values[held] - values[fit].mean(0)) ** 2).sum(), 1e-300))
-
-
-def _readout(
-    phi: Float[np.ndarray, "sample width"],
-    chain: Int[np.ndarray, " sample"],
-    fit: np.ndarray,
-    held: np.ndarray,
-) -> float:
-    """Accuracy of linear discriminant analysis, the classes having one covariance."""
-    classes = np.unique(chain)
-    means = np.stack([phi[fit & (chain == index)].mean(0) for index in classes])
-    within = phi[fit] - means[chain[fit]]
-    covariance = within.T @ within / fit.sum()
-    covariance += 1e-6 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-    weights = np.linalg.solve(covariance, means.T)
-    scores = phi[held] @ weights - 0.5 * (means.T * weights).sum(0)
-    return float((scores.argmax(1) == chain[held]).mean())
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from iclens.lab.files import (
     read_arrays,
     tree_to_arrays,
     write_arrays,
+    write_dataset,
     write_file,
 )
 from iclens.lab.recipe import Diversity, Recipe
@@ -277,8 +278,7 @@ def run_cell(cell: Cell, on_steps: Callable[[int], None] | None = None) -> None:
 
     trained = replace(cell)
     write_arrays(cell.path / "checkpoints.safetensors", trained._stack("model."))
-    curves = trained._join_curves().to_netcdf(engine="h5netcdf")
-    write_file(cell.path / "curves.nc", bytes(curves))
+    write_dataset(cell.path / "curves.nc", trained._join_curves())
     checksums = {name: checksum(cell.path / name) for name in RESULTS}
     write_file(cell._done, json.dumps({"checksums": checksums}, indent=1).encode())
     shutil.rmtree(cell._pieces_path)

@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import safetensors.numpy
+import xarray as xr
 
 Tree = TypeVar("Tree")
 
@@ -29,6 +30,12 @@ def write_file(path: Path, content: bytes) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def write_dataset(path: Path, dataset: xr.Dataset) -> Path:
+    """Write a dataset as netCDF, whole or not at all; returns its path."""
+    write_file(path, bytes(dataset.to_netcdf(engine="h5netcdf")))
+    return path
 
 
 def checksum(path: Path) -> str:

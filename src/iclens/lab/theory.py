@@ -19,7 +19,7 @@ import xarray as xr
 
 from iclens.chains import ChainPrior
 from iclens.lab.cell import Cell
-from iclens.lab.files import write_file
+from iclens.lab.files import write_dataset
 from iclens.lab.recipe import Recipe
 from iclens.lab.store import Run, create_run, open_run
 from iclens.lab.sweep import run_sweep
@@ -37,8 +37,7 @@ def save_result(folder: Path, name: str, result: xr.Dataset) -> Path:
     """Write `theory/NAME.nc` in a folder; returns its path."""
     path = folder / "theory" / f"{name}.nc"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, bytes(result.to_netcdf(engine="h5netcdf")))
-    return path
+    return write_dataset(path, result)
 
 
 # --- the reduced induction head
@@ -427,15 +426,11 @@ def fit_dataset(fit: Fit) -> xr.Dataset:
     table = xr.Dataset({name: ("run", values) for name, values in fit.data.items()})
     for name, values in fit.curve.items():
         table[f"curve_{name}"] = ("point", values)
-    rows = [
-        [
-            found.value,
-            *(-math.inf if found.profile[0] is None else found.profile[0],),
-            *(math.inf if found.profile[1] is None else found.profile[1],),
-            *(found.bootstrap or (math.nan, math.nan)),
-        ]
-        for found in fit.parameters.values()
-    ]
+    rows = []
+    for found in fit.parameters.values():
+        low, high = found.profile
+        ends = (-math.inf if low is None else low, math.inf if high is None else high)
+        rows.append([found.value, *ends, *(found.bootstrap or (math.nan, math.nan))])
     table = table.assign_coords(
         parameter=list(fit.parameters),
         part=["value", "profile_low", "profile_high", "bootstrap_low", "bootstrap_high"],

@@ -38,7 +38,7 @@ from iclens.circuits.roles import (
 )
 from iclens.circuits.search import check_epsilon, find_circuit
 from iclens.lab.cell import Cell
-from iclens.lab.files import write_file
+from iclens.lab.files import write_dataset
 from iclens.lab.store import Run
 from iclens.transformer import Transformer
 
@@ -142,8 +142,7 @@ def save_trace(run: Path, trace: xr.Dataset, name: str) -> Path:
     """Write a trace into a run's `circuits`; returns its path."""
     path = run / "circuits" / f"{name}.nc"
     path.parent.mkdir(exist_ok=True)
-    write_file(path, bytes(trace.to_netcdf(engine="h5netcdf")))
-    return path
+    return write_dataset(path, trace)
 
 
 def _trace(

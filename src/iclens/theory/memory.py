@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclens.chains import ChainSet
+from iclens.separation import effective_dimension, linear_readout
 
 
 @dataclass(frozen=True)
@@ -114,21 +115,18 @@ def geometry(
             for k, matrix in enumerate(chains.transition)
         ]
     ).astype(np.float64)
-    fit, held = phi[:, ::2], phi[:, 1::2]
+    fit = phi[:, ::2]
     means = fit.mean(1)
     within = fit - means[:, None]
     spread = np.sqrt((within**2).sum(-1).mean())
     apart = np.sqrt(((means[:, None] - means) ** 2).sum(-1))
     nearest = np.where(np.eye(len(means), dtype=bool), np.inf, apart).min(1)
-    eigenvalues = np.clip(np.linalg.eigvalsh(np.atleast_2d(np.cov(means.T))), 0, None)
-    covariance = np.einsum("ksd,kse->de", within, within) / within[..., 0].size
-    covariance += 1e-6 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-    weights = np.linalg.solve(covariance, means.T)
-    scores = held @ weights - 0.5 * (means.T * weights).sum(0)
+    chain = np.repeat(np.arange(chains.count), sequences)
+    even = np.tile(np.arange(sequences) % 2 == 0, chains.count)
     return Geometry(
         separation=float(np.median(nearest) / max(spread, 1e-12)),
-        dimension=float(eigenvalues.sum() ** 2 / max((eigenvalues**2).sum(), 1e-300)),
-        readout=float((scores.argmax(-1) == np.arange(len(means))[:, None]).mean()),
+        dimension=effective_dimension(means),
+        readout=linear_readout(phi.reshape(len(chain), -1), chain, even, ~even),
     )
 
 
