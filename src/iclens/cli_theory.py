@@ -55,7 +55,7 @@ def induction(
 def context(
     out: Path = Path("runs/context"),
     recipe: str = "context",
-    contexts: tuple[int, ...] = (16, 32, 64, 128, 256),
+    contexts: tuple[int, ...] = (16, 32, 64, 128, 256, 512),
     json: bool = False,
 ) -> int:
     """Time to 2-Gen of the full transformer under SGD on fresh chains, at several N.
