@@ -12,6 +12,7 @@ RANKS = {
     name: rank
     for rank, names in enumerate(
         [
+            ["names"],
             ["chains", "separation"],
             ["predictors"],
             ["transformer"],
@@ -20,7 +21,6 @@ RANKS = {
             ["lab"],
             ["interop"],
             ["report"],
-            ["cli_theory"],
             ["cli"],
         ]
     )

@@ -20,7 +20,6 @@ and everything downstream is recomputed exactly.  Without edges the sum is the r
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +30,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from iclens.names import nearest
 from iclens.predictors import States, check_states
 
 EMBEDDING_SCALE = 0.5
@@ -79,8 +79,7 @@ class TransformerConfig:
         every = _every_edge(self) if self.circuit else ()
         for edge in self.circuit:
             if edge not in every:
-                near = difflib.get_close_matches(edge, every, n=1, cutoff=0)[0]
-                raise ValueError(f"model.circuit: unknown edge {edge!r}; did you mean {near!r}?")
+                raise ValueError(f"model.circuit: unknown edge {edge!r}{nearest(edge, every)}")
 
     @property
     def head_width(self) -> int:

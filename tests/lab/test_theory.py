@@ -10,9 +10,12 @@ import pytest
 import xarray as xr
 
 from iclens import cli
-from iclens.lab import theory
+from iclens.lab import reduced, studies
+from iclens.lab.files import read_dataset, save_result
+from iclens.lab.fits import fit_dataset
 from iclens.lab.recipe import load_recipe
-from iclens.lab.store import create_run
+from iclens.lab.store import create_run, open_run
+from iclens.theory.fits import fit_switching
 
 
 def test_coefficients_as_json(capsys) -> None:
@@ -31,10 +34,10 @@ def test_coefficients_as_json(capsys) -> None:
         (["induction", "--concentration", "-1"], "expected a positive number"),
         (["induction", "--context", "1"], "context: expected at least 2, got 1"),
         (["induction", "--rho", "2"], "rho: expected a number from 0 to 1"),
-        (["inductoin"], "unknown command 'inductoin'; expected one of induction"),
+        (["inductoin"], "unknown command 'inductoin'; did you mean 'induction'? Expected one of"),
         (["fits", "nowhere"], "no run at 'nowhere'"),
         (["context", "--recipe", "tiny"], "sweep.chains = ['infinite']"),
-        (["memory", "--chains", "0"], "chains: expected values of at least 1"),
+        (["memory", "--chains", "0"], "chains: expected distinct values of at least 2"),
     ],
 )
 def test_bad_input_is_one_message(arguments, message, tmp_path, capsys) -> None:
@@ -73,22 +76,21 @@ def small(name: str, **sweep):
 @pytest.mark.slow
 def test_a_race_is_run_and_read(tmp_path) -> None:
     recipe = small("race", chains=(2, 4, 64), seeds=(0,))
-    assert theory.run_study(tmp_path, theory.race_recipes(recipe)) == {}
-    found = theory.race_result(tmp_path)
+    assert studies.run_study(tmp_path, studies.race_recipes(recipe)) == {}
+    found = studies.race_result(tmp_path)
     assert found.chains.values.tolist() == [2, 4, 64]
     assert found.recognition_curve.dims == ("run", "step")
     assert all(f"K1* {name}" in found.attrs for name in ("observed", "equal times", "loss at tau"))
     # Of a circuit alone, parameters that no edge leads to stay as they were.
-    cell = theory.open_run(tmp_path / "induction").cell("infinite")
+    cell = open_run(tmp_path / "induction").cell("infinite")
     start, end = cell.model(0), cell.model(120)
     np.testing.assert_array_equal(start.mlps[0].weight_in, end.mlps[0].weight_in)
     assert not np.array_equal(start.mlps[1].weight_in, end.mlps[1].weight_in)
-    path = theory.save_result(tmp_path, "race", found)
-    with xr.open_dataset(path, engine="h5netcdf") as saved:
-        xr.testing.assert_identical(saved.load(), found)
+    path = save_result(tmp_path, "race", found)
+    xr.testing.assert_identical(read_dataset(path), found)
     (tmp_path / "recognition" / "cells" / "chains=4,seed=0" / "done.json").unlink()
     with pytest.raises(ValueError, match=r"the race lacks recognition/chains=4,seed=0: it is"):
-        theory.race_result(tmp_path)
+        studies.race_result(tmp_path)
 
 
 @pytest.mark.slow
@@ -100,8 +102,8 @@ def test_times_over_contexts_are_run_and_fitted(tmp_path) -> None:
         train=replace(recipe.train, steps=3000, batch=32, evaluations=60),
     )
     contexts = (8, 16, 24, 32)
-    assert theory.run_study(tmp_path, theory.context_recipes(recipe, contexts)) == {}
-    found = theory.context_result(tmp_path)
+    assert studies.run_study(tmp_path, studies.context_recipes(recipe, contexts)) == {}
+    found = studies.context_result(tmp_path)
     assert set(found.context.values.tolist()) <= set(contexts)
     assert found.weight.sum() == pytest.approx(1)
     assert np.all(found.tau > 0)
@@ -110,8 +112,8 @@ def test_times_over_contexts_are_run_and_fitted(tmp_path) -> None:
 @pytest.mark.slow
 def test_the_memory_model_memorises_few_chains_and_counts_many(tmp_path) -> None:
     """THEORY 2 at C = 5, N = 64, F = 64, a quarter of its steps: the order is the same."""
-    study = theory.MemoryStudy(chains=(8, 512), width=(2, 16), steps=4000)
-    found = theory.memory_result(study)
+    study = reduced.MemoryStudy(chains=(8, 512), width=(2, 16), steps=4000)
+    found = reduced.memory_result(study)
     memorised = (found.to_2_mem < found.to_2_gen).sel(hidden=64)
     assert memorised.sel(chains=8).values.all()
     assert not memorised.sel(chains=512).values.any()
@@ -123,11 +125,10 @@ def test_the_memory_model_memorises_few_chains_and_counts_many(tmp_path) -> None
 def test_fits_of_a_run_are_saved_with_open_ends(tmp_path) -> None:
     run = create_run(tmp_path / "run", load_recipe("tiny"))
     chains = np.repeat([8.0, 12, 16, 20], 2)
-    fit = theory.fit_switching(chains, 900 * chains / 8, 1000 * chains / 8, np.tile([0, 1], 4))
-    table = theory.fit_dataset(fit)
-    path = theory.save_result(run.path, "switching", table)
-    with xr.open_dataset(path, engine="h5netcdf") as saved:
-        loaded = saved.load()
+    fit = fit_switching(chains, 900 * chains / 8, 1000 * chains / 8, np.tile([0, 1], 4))
+    table = fit_dataset(fit)
+    path = save_result(run.path, "switching", table)
+    loaded = read_dataset(path)
     low, high = loaded.fit.sel(parameter="K2*", part=["profile_low", "profile_high"]).values
     assert low >= 20 * (1 - 1e-6)
     assert high > 20

@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from iclens.chains import ChainPrior, ChainSet
-from iclens.theory.memory import MemoryConfig, MemoryModel, capacity, geometry
+from iclens.theory.memory import MemoryConfig, MemoryModel, capacity, last_task_vectors
+from iclens.theory.memory import geometry as measure_geometry
 
 CHAINS = ChainPrior(3).sample(jax.random.key(0), 4)
 MODEL = MemoryModel(MemoryConfig(4, 8), 3, 10, key=jax.random.key(1))
+
+
+def geometry(model, chains, sequences, key):
+    return measure_geometry(last_task_vectors, model, chains, sequences, model.context, key=key)
 
 
 def test_the_model_by_explicit_loops() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float, Int
 
+from iclens.names import nearest
 from iclens.transformer import TransformerConfig
 
 
@@ -83,7 +83,5 @@ class Graph:
 
 def _known(kind: str, name: str, names: Sequence[str]) -> int:
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown {kind} {name!r}{hint}")
+        raise ValueError(f"unknown {kind} {name!r}{nearest(name, names)}")
     return list(names).index(name)

@@ -20,7 +20,6 @@ depend on the sequence: cut, it is 0 for every baseline, which leaves a head wit
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +32,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from iclens.chains import ChainPrior, ChainSet, stationary_distribution, walk
 from iclens.circuits.graph import Graph
+from iclens.names import unknown
 from iclens.predictors import check_states
 from iclens.transformer import Activations, Edges, Senders, Transformer, forward
 
@@ -94,11 +94,7 @@ def contrast(
     and for `swap_chain` where no other chain can produce a sequence's last state.
     """
     if baseline not in BASELINES:
-        near = difflib.get_close_matches(baseline, BASELINES, n=1, cutoff=0)
-        raise ValueError(
-            f"unknown baseline {baseline!r}; did you mean {near[0]!r}? "
-            f"Expected one of {', '.join(BASELINES)}"
-        )
+        raise ValueError(unknown("baseline", baseline, BASELINES))
     if sequences < 2 or context < 2:
         raise ValueError(
             "a contrast needs at least 2 sequences and a context of at least 2, "

@@ -322,14 +322,18 @@ def showcase(model: Transformer, on: Probe, which: Int[Array, " shown"]) -> Show
     states = on.states[which]
     few = forward(model, states)
     patterns = jnp.stack([layer.swapaxes(0, 1) for layer in few.attention])
-    phi = jax.lax.map(
-        lambda part: _task_vectors(model, forward(model, part.states)), _in_rounds(on)
-    )
+    phi = jax.lax.map(lambda part: last_task_vectors(model, part.states), _in_rounds(on))
     return Showcase(states, patterns, phi.reshape(-1, phi.shape[-1]))
 
 
-def _task_vectors(model: Transformer, clean: Activations) -> Float[Array, "batch width"]:
+def last_task_vectors(
+    model: Transformer, states: Int[Array, "batch position"]
+) -> Float[Array, "batch width"]:
     """phi: what the heads of the last attention layer write, together, at the last position."""
+    return _task_vectors(model, forward(model, states))
+
+
+def _task_vectors(model: Transformer, clean: Activations) -> Float[Array, "batch width"]:
     config = model.config
     first = config.senders.index(f"att{config.layers}.0")
     heads = clean.senders.values[first : first + config.heads]

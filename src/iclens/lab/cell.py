@@ -27,6 +27,7 @@ from iclens.lab.files import (
     arrays_to_tree,
     checksum,
     read_arrays,
+    read_dataset,
     tree_to_arrays,
     write_arrays,
     write_dataset,
@@ -149,8 +150,7 @@ class Cell:
         None where there is nothing to read.
         """
         if self.status == "done":
-            with xr.open_dataset(self.path / "curves.nc", engine="h5netcdf") as saved:
-                return saved.load()
+            return read_dataset(self.path / "curves.nc")
         return None if self.status == "damaged" or not self.pieces else self._join_curves()
 
     @cached_property

@@ -38,6 +38,23 @@ def write_dataset(path: Path, dataset: xr.Dataset) -> Path:
     return path
 
 
+def read_dataset(path: Path) -> xr.Dataset:
+    """Read a dataset into memory.  Raises `ValueError` if the file is damaged."""
+    try:
+        with xr.open_dataset(path, engine="h5netcdf") as saved:
+            return saved.load()
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read as netCDF: {error!r}") from None
+
+
+def save_result(folder: Path, name: str, result: xr.Dataset) -> Path:
+    """Write NAME.nc into a folder, made if need be; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_dataset(folder / f"{name}.nc", result)
+
+
 def checksum(path: Path) -> str:
     """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 from dataclasses import dataclass, field
 from importlib import resources
@@ -14,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import cattrs
 import tomlkit
 
+from iclens.names import nearest, unknown
 from iclens.training import TrainingConfig
 from iclens.transformer import TransformerConfig
 
@@ -123,10 +123,7 @@ def load_recipe(name: str | Path) -> Recipe:
     elif str(name) in presets():
         text = resources.files("iclens").joinpath("recipes", f"{name}.toml").read_text("utf-8")
     else:
-        raise ValueError(
-            f"unknown preset {str(name)!r}{_nearest(str(name), presets())}; expected one of "
-            f"{', '.join(presets())}, or the path of a .toml file"
-        )
+        raise ValueError(f"{unknown('preset', name, presets())}, or the path of a .toml file")
     return parse_recipe(text, where=str(name))
 
 
@@ -193,7 +190,7 @@ def _strict(value: Any, kind: Any) -> Any:
     words = [repr(option) for option in options if isinstance(option, str)]
     kinds = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     expected = " or ".join([kinds[option] for option in options if option in kinds] + words)
-    near = _nearest(value, [o for o in options if isinstance(o, str)])
+    near = nearest(value, [o for o in options if isinstance(o, str)])
     raise TypeError(f"expected {expected}, got {value!r}{near}")
 
 
@@ -205,15 +202,10 @@ def _explain(error: BaseException, kind: Any) -> str:
         prefix = sections.get(error.cl, "")
         known = [f.name for f in dataclasses.fields(error.cl)]
         return "; ".join(
-            f"unknown key {prefix + key!r}{_nearest(key, known, prefix)}"
+            f"unknown key {prefix + key!r}{nearest(key, known, prefix)}"
             for key in sorted(error.extra_fields)
         )
     return str(error)
-
-
-def _nearest(value: Any, known: list[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
-    return f"; did you mean {prefix + close[0]!r}?" if close else ""
 
 
 def _plain(value: Any) -> Any:

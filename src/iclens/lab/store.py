@@ -104,6 +104,11 @@ class Run:
         return PhaseMap.from_curves(cell.curves for cell in self.cells if cell.curves is not None)
 
 
+def is_run(path: Path) -> bool:
+    """Whether there is a run in a folder."""
+    return (path / "recipe.toml").exists()
+
+
 def open_run(path: str | Path) -> Run:
     """Open a saved run.
 
@@ -111,7 +116,7 @@ def open_run(path: str | Path) -> Run:
     were trained with.
     """
     path = Path(path)
-    if not (path / "recipe.toml").exists():
+    if not is_run(path):
         raise ValueError(f"no run at {str(path)!r}: expected a folder with a recipe.toml")
     run = Run(path)
     recipes = {i["recipe"]: None for i in run.provenance.get("invocations", []) if "recipe" in i}

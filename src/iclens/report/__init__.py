@@ -12,7 +12,7 @@ else:  # so that importing this package costs nothing
 
 
 def write_report(run: Run) -> Path:
-    """Write `figures/*.svg` and `report.html` into the folder of a run; returns the page's path.
+    """Write the figures, also of `theory/`, and `report.html` of a run; returns the page's path.
 
     A run that was stopped, or has failed or missing cells, gets the page of what there is, which
     says what is missing and how to get it.
@@ -20,7 +20,9 @@ def write_report(run: Run) -> Path:
     from iclens.report.figures import write_figures
     from iclens.report.page import write_page
     from iclens.report.reading import Reading
+    from iclens.report.theory import write_theory_figures
 
     reading = Reading(run)
     write_figures(reading)
+    write_theory_figures(run.path / "theory")
     return write_page(reading)

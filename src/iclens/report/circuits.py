@@ -11,6 +11,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from iclens.lab.files import read_dataset
 from iclens.phases import PHASES
 from iclens.report.figures import COLUMN, PAGE, save_figures
 from iclens.report.style import LIGHT, PHASE_COLOURS
@@ -21,8 +22,7 @@ PORTS = {"q": 0.26, "k": 0.0, "v": -0.26}
 
 def write_circuit_figures(run: Path, path: Path) -> list[Path]:
     """Write the SVG figures of a saved trace into the run's `figures`; returns their paths."""
-    with xr.open_dataset(path, engine="h5netcdf") as saved:
-        trace = saved.load()
+    trace = read_dataset(path)
     draw: dict[str, Callable[[xr.Dataset], Figure]] = {
         "circuit": circuit_graph,
         "attention": attention_patterns,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable
 from html import escape
@@ -27,6 +28,7 @@ from iclens.lab.files import write_file
 from iclens.lab.recipe import Diversity, Recipe
 from iclens.report.reading import REFERENCES, Reading, diversity_text
 from iclens.report.style import DARK, LIGHT, PHASE_COLOURS, blend, contrast
+from iclens.report.theory import DRAWINGS, read_results
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 MEANINGS = {
@@ -76,6 +78,7 @@ def render_page(reading: Reading) -> str:
             for reference, phase in REFERENCES.items()
         ),
         thresholds=_thresholds(reading),
+        theory=_theory(run.path / "theory"),
         table="".join(_row(reading, cell) for cell in reading.run.cells),
         download=f"data:text/plain;charset=utf-8,{quote(run.recipe_text)}",
         reproduce=escape(shlex.join(["iclens", "run", "recipe.toml", "--out", run.name])),
@@ -231,6 +234,36 @@ def _row(reading: Reading, cell: Cell) -> str:
         f'<tr><td class="number">{diversity_text(cell.chains)}</td>'
         f'<td class="number">{cell.seed}</td>'
         f"<td>{phases or empty}</td><td>{escape(reading.outcome(cell))}</td></tr>"
+    )
+
+
+def _theory(folder: Path) -> str:
+    """The results of the theory that a run has, and how to get the others."""
+    results = read_results(folder)
+    shown, wanting = [], []
+    for name, drawing in DRAWINGS.items():
+        result = results.get(name, "not computed")
+        if isinstance(result, str):
+            command = drawing.command.format(
+                run=shlex.quote(str(folder.parent)), out=shlex.quote(str(folder))
+            )
+            wanting.append(
+                f"<dt>{escape(drawing.title)}</dt><dd>{escape(result)}: "
+                f"<code>{escape(f'iclens theory {command}')}</code></dd>"
+            )
+            continue
+        image = b64encode((folder / "figures" / f"{name}.svg").read_bytes()).decode()
+        caption = escape(drawing.caption(result))
+        shown.append(
+            f'<figure><img src="data:image/svg+xml;base64,{image}" alt="{caption}">'
+            f"<figcaption><b>{escape(drawing.title)}</b> {caption}</figcaption></figure>"
+        )
+    missing = f'<dl class="provenance">{"".join(wanting)}</dl>'
+    return f'<div class="theory">{"".join(shown)}</div>' + (
+        f"<details{'' if shown else ' open'}><summary>{len(wanting)} not shown</summary>"
+        f"{missing}</details>"
+        if wanting
+        else ""
     )
 
 

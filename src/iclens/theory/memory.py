@@ -11,8 +11,9 @@ result of Gibson, Cui and Reddy (2026); this minimal model is ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -97,10 +98,23 @@ class Geometry:
     spread within chains."""
 
 
+def last_task_vectors(
+    model: MemoryModel, states: Int[Array, "batch position"]
+) -> Float[Array, "batch width"]:
+    """phi at the last position."""
+    return model.task_vectors(states)[:, -1]
+
+
 def geometry(
-    model: MemoryModel, chains: ChainSet, sequences: int, *, key: PRNGKeyArray
+    task_vectors: Callable[[Any, Any], Array],
+    model: Any,
+    chains: ChainSet,
+    sequences: int,
+    context: int,
+    *,
+    key: PRNGKeyArray,
 ) -> Geometry:
-    """Measure task vectors at the last position, from `sequences` of each chain.
+    """Measure task_vectors(model, states), from `sequences` of each chain.
 
     Raises `ValueError` for fewer than two chains, or fewer than four sequences of each.
     """
@@ -109,9 +123,14 @@ def geometry(
             "expected at least 2 chains and 4 sequences of each, "
             f"got {chains.count} and {sequences}"
         )
+
+    @eqx.filter_jit
+    def draw(model: Any, chain: ChainSet, key: PRNGKeyArray) -> Array:
+        return task_vectors(model, chain.sample(key, sequences, context)[0])
+
     phi = np.stack(
         [
-            np.asarray(_last(model, ChainSet(matrix[None]), sequences, jax.random.fold_in(key, k)))
+            np.asarray(draw(model, ChainSet(matrix[None]), jax.random.fold_in(key, k)))
             for k, matrix in enumerate(chains.transition)
         ]
     ).astype(np.float64)
@@ -128,12 +147,6 @@ def geometry(
         dimension=effective_dimension(means),
         readout=linear_readout(phi.reshape(len(chain), -1), chain, even, ~even),
     )
-
-
-@eqx.filter_jit
-def _last(model: MemoryModel, chain: ChainSet, sequences: int, key: PRNGKeyArray) -> Array:
-    states, _ = chain.sample(key, sequences, model.context)
-    return model.task_vectors(states)[:, -1]
 
 
 def capacity(

@@ -1,4 +1,4 @@
-"""The command line of the theory: `iclens theory induction|context|memory|race|fits`."""
+"""The commands of the theory: `iclens theory induction|context|memory|race|fits`."""
 
 import sys
 from collections.abc import Callable
@@ -7,20 +7,23 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import tyro
 import xarray as xr
-from matplotlib.figure import Figure
 
-from iclens.lab import theory
+from iclens.lab import fits as lab_fits
+from iclens.lab import reduced, studies
+from iclens.lab.files import read_dataset, save_result
 from iclens.lab.recipe import load_recipe
-from iclens.lab.store import Run, open_run
-from iclens.lab.theory import InductionStudy, MemoryStudy
-from iclens.report import theory as draw
-from iclens.report.figures import save_figures
+from iclens.lab.reduced import InductionStudy, MemoryStudy
+from iclens.lab.store import Run, is_run, open_run
+from iclens.report import write_report
+from iclens.report.theory import write_theory_figures
 
 INDUCTION, MEMORY = InductionStudy(), MemoryStudy()
 GROWTH_CONTEXTS = (32, 64, 128, 256, 512, 1024, 2048)
 """Contexts at which the reduced model is followed."""
+OUT = Path("runs/theory")
 
 
 def induction(
@@ -35,25 +38,24 @@ def induction(
         out: Folder for the landscape with its flow and for tau(N), with figures.
         json: Print JSON, for programs.
     """
-    found = theory.coefficients(study)
+    found = reduced.coefficients(study)
     if json:
         print(dumps(found))
     else:
         print(f"C = {study.states}, N = {study.context}, rho = {study.rho:g}")
-        for name in ("A_beta", "A_J", *theory.COEFFICIENTS):
+        for name in ("A_beta", "A_J", *reduced.COEFFICIENTS):
             line = "{:8} {value:.6g} +- {error:.2g}".format(name, **found[name])
             formula = found["formula"].get(name)
             print(line if formula is None else f"{line}   formula, leading order: {formula:.6g}")
     if out is not None:
-        _save(out, "landscape", theory.plane(study), draw.landscape, json)
-        times = theory.growth(study, GROWTH_CONTEXTS)
-        _save(out, "growth", times, draw.growth, json)
+        times = reduced.growth(study, GROWTH_CONTEXTS)
+        _save(out, {"landscape": reduced.plane(study), "growth": times}, json)
         _print_laws(times, json)
     return 0
 
 
 def context(
-    out: Path = Path("runs/context"),
+    out: Path = OUT,
     recipe: str = "context",
     contexts: tuple[int, ...] = (16, 32, 64, 128, 256, 512),
     json: bool = False,
@@ -61,36 +63,61 @@ def context(
     """Time to 2-Gen of the full transformer under SGD on fresh chains, at several N.
 
     Args:
-        out: Folder of the runs, one for each N.
+        out: Folder of the result; the runs, one for each N, are in its folder `context`.
         recipe: Preset or .toml file; it must have infinitely many chains and SGD.
         contexts: N of the runs.
         json: Print JSON, for programs.
     """
-    failed = theory.run_study(out, theory.context_recipes(load_recipe(recipe), contexts), _tell)
-    times = theory.context_result(out)
-    _save(out, "context", times, draw.growth, json)
+    folder = out / "context"
+    failed = studies.run_study(
+        folder, studies.context_recipes(load_recipe(recipe), contexts), _tell
+    )
+    times = studies.context_result(folder)
+    _save(out, {"context": times}, json)
     if json:
         print(dumps({name: times[name].values.tolist() for name in times.variables}))
+    else:
+        alone = dict(zip(times.reduced_context.values, times.reduced_tau.values, strict=True))
+        print("flow time to 2-Gen: N, transformer (median over seeds), reduced model")
+        for n, tau in times.tau.groupby(times.context).median().to_series().items():
+            print(f"{n:6} {tau:8.0f} {alone[n]:8.0f}")
+        if times.attrs["late"]:
+            print(f"{times.attrs['late']} models had not reached 2-Gen by the end")
     _print_laws(times, json)
     return _report(failed)
 
 
 def memory(
     study: Annotated[MemoryStudy, tyro.conf.arg(name="")] = MEMORY,
-    out: Path = Path("runs/memory"),
+    out: Path = OUT,
+    beside: Path | None = None,
     json: bool = False,
 ) -> int:
     """Train the encoder-pool-decoder model over a grid of K, d and F, and map K2*(d, F).
 
+    A model that the result holds is not trained again, so that a grid can be extended.
+
     Args:
         study: The grid, and how each model is trained.
         out: Folder of the result.
+        beside: A run, whose transformers' task vectors are measured beside the model's.
         json: Print JSON, for programs.
     """
-    found = theory.memory_result(
-        study, lambda k, d, f: print(f"K = {k}, d = {d}, F = {f} is done", file=sys.stderr)
-    )
-    _save(out, "memory", found, draw.capacity, json)
+    path = out / "memory.nc"
+
+    def keep(result: xr.Dataset, name: str) -> None:
+        save_result(out, "memory", result)
+        print(f"{name} is done", file=sys.stderr)
+
+    known = read_dataset(path) if path.is_file() else None
+    found = reduced.memory_result(study, known, keep)
+    vectors = found[["separation", "dimension", "readout"]]
+    if beside is not None:
+        run = open_run(beside)
+        cells = reduced.transformer_geometry(run)
+        vectors = vectors.assign({f"cell_{name}": cells[name] for name in cells})
+        vectors = vectors.assign_attrs(beside=f"transformers of {run.name}, by phase at the end")
+    _save(out, {"memory": found, "geometry": vectors}, json)
     if json:
         names = ("chains", "width", "hidden", "loss", "to_2_gen", "to_2_mem", "K2")
         print(dumps({name: found[name].values.tolist() for name in names}))
@@ -107,26 +134,34 @@ def memory(
     return 0
 
 
-def race(out: Path = Path("runs/race"), recipe: str = "race", json: bool = False) -> int:
+def race(out: Path = OUT, recipe: str = "race", json: bool = False) -> int:
     """Train the whole model and each circuit alone, and predict K1* from the race.
 
     Args:
-        out: Folder of the three runs.
+        out: Folder of the result; the three runs are in its folder `race`.
         recipe: Preset or .toml file.
         json: Print JSON, for programs.
     """
-    failed = theory.run_study(out, theory.race_recipes(load_recipe(recipe)), _tell)
+    folder = out / "race"
+    failed = studies.run_study(folder, studies.race_recipes(load_recipe(recipe)), _tell)
     if failed:
         return _report(failed)
-    found = theory.race_result(out)
-    _save(out, "race", found, draw.race, json)
+    found = studies.race_result(folder)
+    _save(out, {"race": found}, json)
     told = {name: value for name, value in found.attrs.items() if name.startswith("K1*")}
     if json:
         print(dumps(told))
-    else:
-        for name, value in told.items():
-            shown = value if isinstance(value, str) else "{:.3g} ({:.3g} to {:.3g})".format(*value)
-            print(f"{name:18} {shown}")
+        return 0
+    print("steps, median over seeds: to M2 alone and together, to 2-Gen alone and together")
+    pairs = ("tau_recognition", "tau_whole_2_mem", "tau_induction", "tau_whole_2_gen")
+    for k in np.unique(found.chains.values):
+        medians = [float(found[name][found.chains.values == k].median()) for name in pairs]
+        print(
+            f"K = {k:<6}" + "".join(f"{m:8.0f}" if m < np.inf else f"{'never':>8}" for m in medians)
+        )
+    for name, value in told.items():
+        shown = value if isinstance(value, str) else "{:.3g} ({:.3g} to {:.3g})".format(*value)
+        print(f"{name:18} {shown}")
     return 0
 
 
@@ -137,11 +172,13 @@ def fits(run: Path, /, json: bool = False) -> int:
         run: Folder of the run.
         json: Print JSON, for programs.
     """
-    found = theory.fit_run(open_run(run))
-    for name, fit in found.items():
-        if not isinstance(fit, str):
-            plot = draw.switching if name == "switching" else None
-            _save(run, theory.FIT_FILES[name], theory.fit_dataset(fit), plot, json)
+    found = lab_fits.fit_run(open_run(run))
+    results = {
+        lab_fits.FIT_FILES[name]: lab_fits.fit_dataset(fit)
+        for name, fit in found.items()
+        if not isinstance(fit, str)
+    }
+    _save(run / "theory", results, json)
     if json:
         plain = {
             name: {"refused": fit}
@@ -173,20 +210,6 @@ COMMANDS: dict[str, Callable[..., int]] = {
 }
 
 
-def dispatch(arguments: list[str]) -> int:
-    """Run `iclens theory ARGUMENTS`; returns its exit code."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: iclens theory COMMAND ...\n")
-        for name, command in COMMANDS.items():
-            print(f"  {name:10} {(command.__doc__ or '').splitlines()[0]}")
-        return 0 if arguments else 2
-    name, *rest = arguments
-    if name not in COMMANDS:
-        raise ValueError(f"unknown command {name!r}; expected one of {', '.join(COMMANDS)}")
-    code: int = tyro.cli(COMMANDS[name], args=rest, prog=f"iclens theory {name}")
-    return code
-
-
 def _tell(run: Run) -> dict[str, Any]:
     return {
         "on_cell": lambda cell, event: print(f"{run.name} {cell.name}: {event}", file=sys.stderr)
@@ -205,15 +228,12 @@ def _print_laws(times: xr.Dataset, quiet: bool) -> None:
         print(f"tau = a {law:9} a = {a:.4g} +- {error:.2g}, Akaike weight {weight:.3g}")
 
 
-def _save(
-    folder: Path,
-    name: str,
-    result: xr.Dataset,
-    figure: Callable[[xr.Dataset], Figure] | None,
-    quiet: bool,
-) -> None:
-    paths = [theory.save_result(folder, name, result)]
-    if figure is not None:
-        paths += save_figures(folder / "figures" / "theory", {name: figure}, result)
+def _save(out: Path, results: dict[str, xr.Dataset], quiet: bool) -> None:
+    """Save results and their figures; beside a run's own files, its page is written again."""
+    paths = [save_result(out, name, result) for name, result in results.items()]
+    if is_run(out.parent):
+        paths.append(write_report(open_run(out.parent)))
+    else:
+        paths += write_theory_figures(out)
     for path in () if quiet else paths:
         print(f"wrote   {path}")

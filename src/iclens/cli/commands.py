@@ -1,23 +1,14 @@
-"""The command line: parse, call, print.
+"""The commands on runs: train, look, trace, report."""
 
-Heavy imports wait until a command needs them, so that help answers at once.
-"""
-
-import difflib
-import inspect
 import sys
-import time
-from collections.abc import Callable
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
+
+from iclens.cli.progress import Progress, duration
 
 if TYPE_CHECKING:
-    from iclens.lab.cell import Cell
     from iclens.lab.store import Run
-
-PLAIN_SECONDS = 10.0
-"""Time between lines of progress where there is no terminal."""
 
 
 def run(arguments: list[str]) -> int:
@@ -184,65 +175,6 @@ def report(run: Path, /) -> int:
     return 0
 
 
-def theory(arguments: list[str]) -> int:
-    """Reduced models, the race of the circuits, fits of the thresholds."""
-    from iclens.cli_theory import dispatch
-
-    return dispatch(arguments)
-
-
-COMMANDS: dict[str, Callable[..., int]] = {
-    "run": run,
-    "status": status,
-    "phases": phases,
-    "trace": trace,
-    "theory": theory,
-    "report": report,
-}
-
-
-def main() -> None:
-    """Entry point of `iclens`; exits with 0, 1 if cells failed, 2 for errors a user can mend."""
-    sys.exit(dispatch(sys.argv[1:]))
-
-
-def dispatch(arguments: list[str]) -> int:
-    """Run a command line and return its exit code."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: iclens COMMAND ...\n")
-        for name, command in COMMANDS.items():
-            print(f"  {name:8} {(inspect.getdoc(command) or '').splitlines()[0]}")
-        print("\niclens COMMAND --help says more.")
-        return 0 if arguments else 2
-    if arguments[0] == "--version":
-        from iclens import __version__
-
-        print(f"iclens {__version__}")
-        return 0
-    name, *rest = arguments
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        print(
-            f"iclens: unknown command {name!r}{hint} Expected one of {', '.join(COMMANDS)}.",
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        if name in ("run", "theory"):  # these read on by themselves
-            return COMMANDS[name](rest)
-        import tyro
-
-        code: int = tyro.cli(COMMANDS[name], args=rest, prog=f"iclens {name}")
-        return code
-    except (ValueError, OSError) as error:
-        print(f"iclens {name}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"iclens {name}: stopped", file=sys.stderr)
-        return 130
-
-
 def print_phases(run: "Run") -> None:
     print(f"{'K':>8} {'seed':>4}  phases (and the step at which each begins)")
     for cell in run.phase_map.cells:
@@ -253,61 +185,3 @@ def print_phases(run: "Run") -> None:
     for name, threshold in run.phase_map.thresholds.items():
         low, high = threshold["bracket"] or (None, None)
         print(f"{name} between {low or '?'} and {high or '?'}: {threshold['note']}")
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a text to read."""
-    minutes = seconds / 60
-    if minutes < 1:
-        return f"{seconds:.0f} s"
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
-class Progress:
-    """Progress of a sweep: a live line in a terminal, plain lines elsewhere."""
-
-    def __init__(self, run: "Run") -> None:
-        self.left = len(run.recipe.sweep.chains) * len(run.recipe.sweep.seeds)
-        self.left *= run.recipe.train.steps
-        self.trained = 0  # steps, and the seconds they took, without compilation
-        self.seconds = 0.0
-        self.last: tuple[int, float] | None = None
-        self.shown = time.monotonic()
-
-    def on_cell(self, cell: "Cell", event: str) -> None:
-        self.last = None
-        if event in ("skip", "done", "fail"):
-            self.left -= cell.recipe.train.steps
-        told = {
-            "start": "starts",
-            "skip": "is done already",
-            "set aside": f"is damaged ({cell.damage}): set aside, computed again",
-            "done": "is done",
-            "fail": "failed",
-        }[event]
-        self.say(f"{cell.name} {told}", final=True)
-
-    def on_steps(self, cell: "Cell", steps: int) -> None:
-        now = time.monotonic()
-        if self.last is not None:
-            self.trained += steps - self.last[0]
-            self.seconds += now - self.last[1]
-        self.last = steps, now
-        live = sys.stderr.isatty()
-        if not self.trained or now - self.shown < (0.2 if live else PLAIN_SECONDS):
-            return
-        self.shown = now
-        rate = self.trained / self.seconds
-        self.say(
-            f"{cell.name} step {steps} of {cell.recipe.train.steps}, "
-            f"{rate:.0f} steps/s, {duration((self.left - steps) / rate)} left",
-            final=not live,
-        )
-
-    def say(self, line: str, *, final: bool) -> None:
-        clear: Any = "\r\x1b[K" if sys.stderr.isatty() else ""
-        print(f"{clear}{line}", end="\n" if final else "", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,52 @@
+"""The command line: parse, call, print.
+
+Heavy imports wait until a command needs them, so that help answers at once.
+"""
+
+import sys
+from collections.abc import Callable
+
+from iclens.cli import commands
+from iclens.cli.choice import choose
+
+
+def theory(arguments: list[str]) -> int:
+    """Reduced models, the race of the circuits, fits of the thresholds."""
+    from iclens.cli.theory import COMMANDS as parts
+
+    return choose("iclens theory", parts, arguments)
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "run": commands.run,
+    "status": commands.status,
+    "phases": commands.phases,
+    "trace": commands.trace,
+    "theory": theory,
+    "report": commands.report,
+}
+READ_ON = (commands.run, theory)
+"""Commands that parse their own arguments."""
+
+
+def main() -> None:
+    """Entry point of `iclens`; exits with 0, 1 if cells failed, 2 for errors a user can mend."""
+    sys.exit(dispatch(sys.argv[1:]))
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Run a command line and return its exit code."""
+    if arguments[:1] == ["--version"]:
+        from iclens import __version__
+
+        print(f"iclens {__version__}")
+        return 0
+    name = arguments[0] if arguments and arguments[0] in COMMANDS else ""
+    try:
+        return choose("iclens", COMMANDS, arguments, read_on=READ_ON)
+    except (ValueError, OSError) as error:
+        print(f"{f'iclens {name}'.strip()}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"iclens {name}: stopped", file=sys.stderr)
+        return 130

@@ -1,0 +1,5 @@
+"""`python -m iclens.cli`."""
+
+from iclens.cli import main
+
+main()
