@@ -1,4 +1,4 @@
-"""`make bench`: the train step beside PyTorch's, the references, an evaluation, `--help`.
+"""`make bench`: the train step beside PyTorch's, the references, an evaluation, the theory.
 
 Both frameworks alternate in one process, pinned to one core or to two; medians are printed, and
 the aims beside them.  Ours includes drawing the batches; PyTorch's repeats one batch.
@@ -56,9 +56,13 @@ def main() -> None:
         ("four references, 256 sequences, N = 128, C = 10, K = 10,000", "references", 10.0),
         ("evaluation of one checkpoint, K = 1,024", "evaluation", 1.0),
         ("iclens --help", "show_help", 0.7),
+        ("induction: coefficients at N = 4096, C = 5 (to 3 %)", "coefficients", 60.0),
+        ("induction: landscape of 101 x 101 at N = 128", "landscape", 60.0),
+        ("induction: one tau_2Gen at N = 512", "half_time", 60.0),
     ):
-        seconds = worker(measure)["seconds"]
-        print(f"{label:60}{seconds:6.2f} s   {verdict(aim, seconds < aim)}")
+        got = worker(measure)
+        error = f", error {got['error']:.1%}" if "error" in got else ""
+        print(f"{label:60}{got['seconds']:6.2f} s   {verdict(aim, got['seconds'] < aim)}{error}")
 
 
 def verdict(aim: float, met: bool) -> str:
@@ -216,6 +220,36 @@ def interventions() -> dict[str, float]:
                 times.setdefault(name, []).append(time.perf_counter() - start)
     median = {name: float(np.median(taken)) for name, taken in times.items()}
     return {name: median[name] / median["clean"] for name in ("effects", "eap")}
+
+
+def coefficients() -> dict[str, float]:
+    """Seconds to c_beta, c_delta and J at N = 4096, C = 5; the largest relative error of two."""
+    from iclens.lab.reduced import InductionStudy
+    from iclens.lab.reduced import coefficients as measure
+
+    start = time.perf_counter()
+    found = measure(InductionStudy(states=5, context=4096))
+    seconds = time.perf_counter() - start
+    error = max(found[name]["error"] / found[name]["value"] for name in ("c_beta", "J"))
+    return {"seconds": seconds, "error": error}
+
+
+def landscape() -> dict[str, float]:
+    """Seconds to the loss on a grid of 101 x 101 at N = 128, with flow and descent."""
+    from iclens.lab.reduced import InductionStudy, plane
+
+    start = time.perf_counter()
+    plane(InductionStudy(), context=128, size=101)
+    return {"seconds": time.perf_counter() - start}
+
+
+def half_time() -> dict[str, float]:
+    """Seconds to tau_2Gen of the reduced model at N = 512."""
+    from iclens.lab.reduced import InductionStudy, growth_times
+
+    start = time.perf_counter()
+    growth_times(InductionStudy(), [512])
+    return {"seconds": time.perf_counter() - start}
 
 
 def show_help() -> dict[str, float]:

@@ -54,7 +54,7 @@ def test_task_vectors_of_counted_pairs_tell_the_chain() -> None:
 
 
 def test_capacity_is_where_memory_stops_winning() -> None:
-    chains = [32, 8, 128, 512]
+    chains = np.array([32, 8, 128, 512])
     gen, mem = np.array([0.1, 0.1, 0.1, 0.1]), np.array([0.05, 0.01, 0.2, 0.3])
     assert capacity(chains, mem, gen) == (32, 128)
     assert capacity(chains, gen, gen + 1) == (512, None)

@@ -105,15 +105,22 @@ def plane(study: InductionStudy, *, context: int = 128, size: int = 101) -> xr.D
 
 def growth(study: InductionStudy, contexts: Sequence[int], *, sequences: int = 4096) -> xr.Dataset:
     """tau_2Gen of the reduced model, in flow time, over N, with the fits of `fit_growth`."""
-    times = [
-        induction.time_to_induction(
-            study.prior, n, sequences=sequences, rho=study.rho, key=study.key(10 + n)
-        )
-        for n in contexts
-    ]
-    title = f"reduced model, C = {study.states}"
-    table = growth_dataset(np.array(contexts), np.array(times))
-    return table.assign_attrs(asdict(study), title=title)
+    table = growth_dataset(np.array(contexts), growth_times(study, contexts, sequences=sequences))
+    return table.assign_attrs(asdict(study), title=f"reduced model, C = {study.states}")
+
+
+def growth_times(
+    study: InductionStudy, contexts: Sequence[int], *, sequences: int = 4096
+) -> np.ndarray:
+    """tau_2Gen of the reduced model, in flow time, at each N."""
+    return np.array(
+        [
+            induction.time_to_induction(
+                study.prior, n, sequences=sequences, rho=study.rho, key=study.key(10 + n)
+            )
+            for n in contexts
+        ]
+    )
 
 
 # --- the memory model

@@ -17,7 +17,7 @@ import xarray as xr
 from iclens.lab import times
 from iclens.lab.fits import growth_dataset
 from iclens.lab.recipe import Recipe
-from iclens.lab.reduced import InductionStudy, growth
+from iclens.lab.reduced import InductionStudy, growth_times
 from iclens.lab.store import Run, create_run, open_run
 from iclens.lab.sweep import run_sweep
 from iclens.theory.fits import CannotFit, fit_threshold
@@ -74,11 +74,11 @@ def context_result(folder: Path) -> xr.Dataset:
     table = growth_dataset(ordered[:, 0].astype(int), ordered[:, 2])
     task = run.recipe.task
     contexts = np.unique(table.context.values).tolist()
-    alone = growth(InductionStudy(task.states, task.concentration), contexts)
+    alone = growth_times(InductionStudy(task.states, task.concentration), contexts)
     return table.assign(
         seed=("run", ordered[:, 1].astype(int)),
-        reduced_tau=("reduced", alone.tau.values, alone.tau.attrs),
-        reduced_context=("reduced", alone.context.values),
+        reduced_tau=("reduced", alone, table.tau.attrs),
+        reduced_context=("reduced", contexts),
     ).assign_attrs(title="full transformer, SGD", late=late)
 
 

@@ -11,7 +11,7 @@ result of Gibson, Cui and Reddy (2026); this minimal model is ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +150,7 @@ def geometry(
 
 
 def capacity(
-    chains: Sequence[int], to_2_mem: Float[np.ndarray, " K"], to_2_gen: Float[np.ndarray, " K"]
+    chains: Int[np.ndarray, " K"], to_2_mem: Float[np.ndarray, " K"], to_2_gen: Float[np.ndarray, " K"]
 ) -> tuple[float | None, float | None]:
     """Bracket of K2*: the largest K up to which the model ends nearer to 2-Mem, and the next.
 

@@ -132,3 +132,49 @@ def test_fits_of_a_run_are_saved_with_open_ends(tmp_path) -> None:
     low, high = loaded.fit.sel(parameter="K2*", part=["profile_low", "profile_high"]).values
     assert low >= 20 * (1 - 1e-6)
     assert high > 20
+
+
+SMALL = reduced.MemoryStudy(
+    states=3, context=10, chains=(2, 4), width=(2,), hidden=(4, 8), steps=20, batch=8
+)
+
+
+def test_a_memory_grid_goes_on_where_it_stopped_and_can_grow() -> None:
+    whole = reduced.memory_result(SMALL)
+    kept: list[xr.Dataset] = []
+
+    def stop(result: xr.Dataset, name: str) -> None:
+        kept.append(result.copy(deep=True))
+        if len(kept) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reduced.memory_result(SMALL, on_model=stop)
+    assert np.isfinite(kept[-1].loss).sum() == 3
+    trained: list[str] = []
+    again = reduced.memory_result(SMALL, kept[-1], lambda result, name: trained.append(name))
+    assert trained == ["K = 4, d = 2, F = 8"]
+    xr.testing.assert_identical(again, whole)
+    wider = replace(SMALL, width=(1,), chains=(4,))
+    more = reduced.memory_result(wider, whole, lambda result, name: trained.append(name))
+    assert trained[1:] == ["K = 4, d = 1, F = 4", "K = 4, d = 1, F = 8"]
+    assert more.width.values.tolist() == [1, 2]
+    xr.testing.assert_equal(more.loss.sel(width=2), whole.loss.sel(width=2))
+    assert np.isnan(more.loss.sel(width=1, chains=2)).all()
+    with pytest.raises(ValueError, match="is of another study: steps 20 there, 30 here"):
+        reduced.memory_result(replace(SMALL, steps=30), whole)
+
+
+def test_task_vectors_of_a_run_are_measured_beside(tiny_run, tmp_path, capsys) -> None:
+    save_result(tmp_path, "memory", reduced.memory_result(SMALL))
+    sizes = ["--states", "3", "--context", "10", "--steps", "20", "--batch", "8"]
+    grid = ["--chains", "2", "4", "--width", "2", "--hidden", "4", "8"]
+    arguments = [*sizes, *grid, "--out", str(tmp_path), "--beside", str(tiny_run.path)]
+    assert cli.dispatch(["theory", "memory", *arguments]) == 0
+    assert "is done" not in capsys.readouterr().err  # nothing is trained again
+    found = read_dataset(tmp_path / "geometry.nc")
+    finite = [cell.chains for cell in tiny_run.cells if cell.chains not in (1, "infinite")]
+    assert found.cell_chains.values.tolist() == finite
+    assert (found.cell_dimension >= 1 - 1e-6).all()
+    assert ((found.cell_readout >= 0) & (found.cell_readout <= 1)).all()
+    assert (tmp_path / "figures" / "geometry.svg").is_file()

@@ -1,0 +1,73 @@
+"""Figures and captions of the theory, from the results that the repository keeps."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from iclens.lab.files import read_dataset
+from iclens.lab.store import open_run
+from iclens.report import write_report
+from iclens.report.theory import DRAWINGS, write_theory_figures
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def with_results(run: Path, folder: Path, names: tuple[str, ...]) -> Path:
+    """A copy of a run that has some results of the theory."""
+    shutil.copytree(run, folder)
+    (folder / "theory").mkdir()
+    for name in names:
+        shutil.copy(RESULTS / f"{name}.nc", folder / "theory")
+    return folder
+
+
+def test_every_result_of_the_repository_is_drawn(tmp_path: Path) -> None:
+    assert {path.stem for path in RESULTS.glob("*.nc")} == set(DRAWINGS)
+    for path in RESULTS.glob("*.nc"):
+        shutil.copy(path, tmp_path)
+    figures = write_theory_figures(tmp_path)
+    assert [path.stem for path in figures] == list(DRAWINGS)
+    for path in figures:
+        assert path.read_text().count("<path") > 20, path
+
+
+def test_captions_tell_the_numbers_of_the_files() -> None:
+    switching = read_dataset(RESULTS / "switching.nc")
+    value, low, high, *_ = switching.fit.sel(parameter="gamma").values
+    told = DRAWINGS["switching"].caption(switching)
+    assert f"gamma = {value:.2g} ({low:.2g} to {'open' if math.isinf(high) else high})" in told
+    race = read_dataset(RESULTS / "race.nc")
+    predicted = "{:.3g} ({:.3g} to {:.3g})".format(*race.attrs["K1* loss at tau"])
+    assert f"by the loss at that time: {predicted}" in DRAWINGS["race"].caption(race)
+
+
+def test_the_page_has_the_results_and_the_commands_of_the_others(
+    saved_run: Path, tmp_path: Path
+) -> None:
+    run = with_results(saved_run, tmp_path / "a run", ("switching", "race"))
+    page = write_report(open_run(run)).read_text()
+    assert page.count('<img src="data:image/svg+xml;base64,') == 2
+    assert "gamma = " in page
+    assert f"iclens theory memory --out '{run}/theory'" in unescape(page)
+    assert f"iclens theory fits '{run}'" in unescape(page)
+
+
+def test_a_damaged_result_is_told_in_the_page(saved_run: Path, tmp_path: Path) -> None:
+    run = with_results(saved_run, tmp_path / "run", ("switching", "race"))
+    broken = run / "theory" / "race.nc"
+    broken.write_bytes(broken.read_bytes()[:1000])
+    page = write_report(open_run(run)).read_text()
+    assert page.count('<img src="data:image/svg+xml;base64,') == 1
+    assert "race.nc cannot be read as netCDF" in page
+
+
+@pytest.mark.parametrize("name", list(DRAWINGS))
+def test_commands_name_subcommands(name: str) -> None:
+    from iclens.cli.theory import COMMANDS
+
+    assert DRAWINGS[name].command.split()[0] in COMMANDS
