@@ -53,7 +53,7 @@ def test_the_page_has_the_results_and_the_commands_of_the_others(
     page = write_report(open_run(run)).read_text()
     assert page.count('<img src="data:image/svg+xml;base64,') == 2
     assert "gamma = " in page
-    assert f"iclens theory memory --out '{run}/theory'" in unescape(page)
+    assert f"iclens theory memory --beside '{run}' --out '{run}/theory'" in unescape(page)
     assert f"iclens theory fits '{run}'" in unescape(page)
 
 

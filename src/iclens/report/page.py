@@ -189,6 +189,13 @@ def _symbol(name: str) -> str:
     return f"{name[0]}<sub>{name[1]}</sub>{name[2]}"
 
 
+def _symbols(text: str) -> str:
+    """A text of ours in which the names of thresholds and exponents become symbols."""
+    for name in THRESHOLDS:
+        text = text.replace(name, _symbol(name))
+    return text.replace("^-gamma", "<sup>&minus;&#947;</sup>").replace("gamma", "&#947;")
+
+
 def _brackets(reading: Reading) -> str:
     shown = " and ".join(_symbol(bracket.name) for bracket in reading.brackets)
     return shown and f"Brackets on the right: the K between which {shown} must lie."
@@ -238,31 +245,34 @@ def _row(reading: Reading, cell: Cell) -> str:
 
 
 def _theory(folder: Path) -> str:
-    """The results of the theory that a run has, and how to get the others."""
+    """The results of the theory that a run has, and the commands that make the others."""
     results = read_results(folder)
-    shown, wanting = [], []
+    shown: list[str] = []
+    wanting: dict[str, list[str]] = {}
     for name, drawing in DRAWINGS.items():
-        result = results.get(name, "not computed")
+        result = results.get(name, "")
         if isinstance(result, str):
             command = drawing.command.format(
                 run=shlex.quote(str(folder.parent)), out=shlex.quote(str(folder))
             )
-            wanting.append(
-                f"<dt>{escape(drawing.title)}</dt><dd>{escape(result)}: "
-                f"<code>{escape(f'iclens theory {command}')}</code></dd>"
-            )
+            title = f"{drawing.title} ({result})" if result else drawing.title
+            wanting.setdefault(f"iclens theory {command}", []).append(title)
             continue
         image = b64encode((folder / "figures" / f"{name}.svg").read_bytes()).decode()
         caption = escape(drawing.caption(result))
         shown.append(
-            f'<figure><img src="data:image/svg+xml;base64,{image}" alt="{caption}">'
-            f"<figcaption><b>{escape(drawing.title)}</b> {caption}</figcaption></figure>"
+            f'<figure><img src="data:image/svg+xml;base64,{image}" alt="{caption}"><figcaption>'
+            f"<b>{_symbols(drawing.title)}</b> {_symbols(caption)}</figcaption></figure>"
         )
-    missing = f'<dl class="provenance">{"".join(wanting)}</dl>'
-    return f'<div class="theory">{"".join(shown)}</div>' + (
-        f"<details{'' if shown else ' open'}><summary>{len(wanting)} not shown</summary>"
-        f"{missing}</details>"
-        if wanting
+    found = f'<div class="theory">{"".join(shown)}</div>' if shown else ""
+    commands = "".join(
+        f"<li>{_symbols(escape('; '.join(titles)))}: <code>{escape(command)}</code></li>"
+        for command, titles in wanting.items()
+    )
+    return found + (
+        f"<details{'' if shown else ' open'}><summary>Not computed for this run</summary>"
+        f'<ul class="commands">{commands}</ul></details>'
+        if commands
         else ""
     )
 

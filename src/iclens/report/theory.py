@@ -62,9 +62,11 @@ def _panels(count: int = 1, height: float = 2.6) -> tuple[Figure, list[Axes]]:
 
 def _logarithmic_chains(axes: Axes, chains: np.ndarray) -> None:
     axes.set(xscale="log", xlabel="chains K")
-    ticks = np.unique(chains)
-    shown = [t for place, t in enumerate(ticks) if place == 0 or t >= 1.3 * ticks[place - 1]]
-    axes.set_xticks(shown, [str(int(tick)) for tick in shown])
+    ticks: list[int] = []
+    for tick in np.unique(chains).astype(int).tolist():
+        if not ticks or tick >= 1.3 * ticks[-1]:
+            ticks.append(tick)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
 
 
@@ -146,11 +148,11 @@ def growth(table: xr.Dataset) -> Figure:
 
 
 def _of_growth(table: xr.Dataset) -> str:
-    best = table.isel(law=int(table.weight.argmax()))
+    best = table.isel(law=int(table.weight.values.argmax()))
     return (
         f"Flow time (steps x learning rate) to 2-Gen, {table.attrs['title']}. Best of four laws by "
         f"Akaike weight ({float(best.weight):.2g}): {float(best.a):.3g} {best.law.item()}, "
-        f"+- {float(best.error):.2g}."
+        f"± {float(best.error):.2g}."
     )
 
 
@@ -288,7 +290,8 @@ def race(result: xr.Dataset) -> Figure:
         left.axvspan(*observed[1:], color=LIGHT["none"], label="K1* of the whole model")
     left.set(yscale="log", ylabel="optimizer steps")
     _logarithmic_chains(left, result.chains.values)
-    left.legend(frameon=True, framealpha=0.85)
+    left.set_ylim(top=3 * left.get_ylim()[1])  # room for the legend
+    left.legend(frameon=True, framealpha=0.85, loc="upper left")
 
     sizes = np.unique(result.chains.values)
     excess = result.recognition_curve - result.loss_of_2_gen
@@ -334,7 +337,7 @@ def threshold(table: xr.Dataset) -> Figure:
     figure, (axes,) = _panels(height=2.0)
     chains, beyond = table.chains.values, table.beyond.values.astype(float)
     jitter = 0.02 * (table.seed.values - table.seed.values.mean())
-    axes.plot(chains, beyond + jitter, "o", color=LIGHT["ink"], markersize=3, label="run")
+    axes.plot(chains, beyond + jitter, "o", color=LIGHT["ink"], markersize=3)
     near = (table.curve_chains > chains.min() / 1.5) & (table.curve_chains < 1.5 * chains.max())
     axes.plot(table.curve_chains[near], table.curve_share[near], color=PHASE_COLOURS["G2"])
     _, low, high, *_ = table.fit.values[0]
@@ -342,11 +345,9 @@ def threshold(table: xr.Dataset) -> Figure:
         max(low, chains.min() / 1.5),
         min(high, 1.5 * chains.max()),
         color=LIGHT["none"],
-        label="95 % interval",
     )
     axes.set_yticks([0, 1], ["below", "beyond"])
     _logarithmic_chains(axes, chains)
-    axes.legend(loc="center right")
     return figure
 
 
@@ -355,7 +356,8 @@ def _of_threshold(symbol: str, beyond: str) -> Callable[[xr.Dataset], str]:
         value, low, high, *_ = table.fit.values[0]
         return (
             f"{symbol} = {value:.3g} ({_interval(low, high)}), by profile likelihood of a logistic "
-            f"function of ln K; beyond it runs {beyond}. {len(table.run)} runs."
+            f"function of ln K (line; band: interval). Beyond it runs {beyond}; "
+            f"{len(table.run)} runs."
         )
 
     return caption
@@ -381,7 +383,7 @@ def switching(table: xr.Dataset) -> Figure:
     axes.set(yscale="log", xlabel="chains K", ylabel="optimizer steps to M2")
     axes.set_xlim(0.9 * chains.min(), min(1.1 * limit, 2 * chains.max()))
     axes.set_ylim(time[turned].min() / 2, 3 * before.max())
-    axes.legend(loc="upper left")
+    axes.legend(loc="center right")
     return figure
 
 
@@ -408,7 +410,14 @@ DRAWINGS = {
     "growth": Drawing(growth, "Time to 2-Gen, reduced", _of_growth, "induction --out {out}"),
     "context": Drawing(growth, "Time to 2-Gen, transformer", _of_growth, "context --out {out}"),
     "race": Drawing(race, "The race behind K1*", _of_race, "race --out {out}"),
-    "memory": Drawing(capacity, "Capacity of the memory model", _of_capacity, "memory --out {out}"),
-    "geometry": Drawing(geometry, "Task vectors as K grows", _of_geometry, "memory --out {out}"),
+    "memory": Drawing(
+        capacity, "Capacity of the memory model", _of_capacity, "memory --beside {run} --out {out}"
+    ),
+    "geometry": Drawing(
+        geometry,
+        "Task vectors as K grows",
+        _of_geometry,
+        "memory --beside {run} --out {out}",
+    ),
 }
 """By the name of the result's file."""

@@ -150,7 +150,9 @@ def geometry(
 
 
 def capacity(
-    chains: Int[np.ndarray, " K"], to_2_mem: Float[np.ndarray, " K"], to_2_gen: Float[np.ndarray, " K"]
+    chains: Int[np.ndarray, " K"],
+    to_2_mem: Float[np.ndarray, " K"],
+    to_2_gen: Float[np.ndarray, " K"],
 ) -> tuple[float | None, float | None]:
     """Bracket of K2*: the largest K up to which the model ends nearer to 2-Mem, and the next.
 
