@@ -293,12 +293,19 @@ def test_a_damaged_file_of_an_unfinished_cell_is_found_too(
     path.write_bytes(content if kind == "flipped" else content[:-7])
     assert open_run(run.path).cells[0].status == "damaged"
     events = []
-    assert run_sweep(run, on_cell=lambda cell, event: events.append(event)) == {}
+    assert run_sweep(run, on_event=heard(events)) == {}
     assert events == ["set aside", "start", "done"]
     assert results(cell) == results(undisturbed)
 
 
 # --- runs
+
+LOUD = ("skip", "start", "wait", "set aside", "done", "fail")
+
+
+def heard(events: list[str]):
+    """A listener that keeps what happened, but for steps and labels."""
+    return lambda event: events.append(event.kind) if event.kind in LOUD else None
 
 
 @pytest.mark.parametrize("kind", ["truncated", "flipped", "missing"])
@@ -317,7 +324,7 @@ def test_a_damaged_cell_is_set_aside_and_computed_again(tmp_path, kind) -> None:
     assert damaged.status == "damaged"
     assert "checkpoints.safetensors" in damaged.error
     events = []
-    assert run_sweep(run, on_cell=lambda cell, event: events.append(event)) == {}
+    assert run_sweep(run, on_event=heard(events)) == {}
     assert events == ["set aside", "start", "done"]
     assert results(cell) == before
     assert (run.path / "cells" / "chains=4,seed=0.damaged-1" / "done.json").exists()
@@ -329,8 +336,14 @@ def test_done_cells_are_skipped_and_new_ones_added(tmp_path) -> None:
     more = dataclasses.replace(SHORT, sweep=SweepConfig(chains=(2,), seeds=(0,)))
     run = create_run(tmp_path / "run", more)
     events = []
-    run_sweep(run, on_cell=lambda cell, event: events.append((cell.chains, event)))
-    assert events == [(2, "start"), (2, "done"), (4, "skip")]
+    run_sweep(
+        run,
+        on_event=lambda event: (
+            events.append((event.cell, event.kind)) if event.kind in LOUD else None
+        ),
+    )
+    names = ["chains=4,seed=0", "chains=2,seed=0"]
+    assert events == [(names[0], "skip"), (names[1], "start"), (names[1], "done")]
 
 
 def test_another_recipe_or_another_folder_is_refused(tmp_path) -> None:
@@ -346,14 +359,14 @@ def test_another_recipe_or_another_folder_is_refused(tmp_path) -> None:
 
 
 def test_a_failing_cell_is_reported_and_the_others_finish(tmp_path, monkeypatch) -> None:
-    from iclens.lab import sweep
+    from iclens.lab import work
 
-    def fail_on_two(cell: Cell, on_steps=None) -> None:
+    def fail_on_two(cell: Cell, **callbacks) -> None:
         if cell.chains == 2:
             raise RuntimeError("planted")
-        run_cell(cell, on_steps)
+        run_cell(cell, **callbacks)
 
-    monkeypatch.setattr(sweep, "run_cell", fail_on_two)
+    monkeypatch.setattr(work, "run_cell", fail_on_two)
     run = create_run(tmp_path / "run", dataclasses.replace(SHORT, sweep=SweepConfig(chains=(2, 4))))
     failed = run_sweep(run)
     assert list(failed) == ["chains=2,seed=0"]
@@ -363,7 +376,7 @@ def test_a_failing_cell_is_reported_and_the_others_finish(tmp_path, monkeypatch)
 
 
 def test_a_full_disk_stops_no_other_cell_and_is_told(tmp_path, monkeypatch) -> None:
-    from iclens.lab import cell, sweep
+    from iclens.lab import cell, work
 
     def full(path, content) -> None:
         if "chains=2" in str(path):
@@ -372,7 +385,7 @@ def test_a_full_disk_stops_no_other_cell_and_is_told(tmp_path, monkeypatch) -> N
 
     monkeypatch.setattr("iclens.lab.files.write_file", full)
     monkeypatch.setattr(cell, "write_file", full)
-    monkeypatch.setattr(sweep, "write_file", full)
+    monkeypatch.setattr(work, "write_file", full)
     run = create_run(tmp_path / "run", dataclasses.replace(SHORT, sweep=SweepConfig(chains=(2, 4))))
     failed = run_sweep(run)
     assert "No space left on device" in failed["chains=2,seed=0"]

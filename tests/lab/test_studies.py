@@ -11,7 +11,7 @@ import xarray as xr
 
 from iclens import cli
 from iclens.lab import reduced, studies
-from iclens.lab.files import read_dataset, save_result
+from iclens.lab.files import hold_lock, read_dataset, save_result
 from iclens.lab.fits import fit_dataset
 from iclens.lab.recipe import load_recipe
 from iclens.lab.store import create_run, open_run
@@ -166,7 +166,9 @@ def test_a_memory_grid_goes_on_where_it_stopped_and_can_grow() -> None:
 
 
 def test_task_vectors_of_a_run_are_measured_beside(tiny_run, tmp_path, capsys) -> None:
-    save_result(tmp_path, "memory", reduced.memory_result(SMALL))
+    reduced.run_memory_study(SMALL, tmp_path)
+    with hold_lock(tmp_path / ".memory.lock"), pytest.raises(ValueError, match="another process"):
+        reduced.run_memory_study(SMALL, tmp_path)
     sizes = ["--states", "3", "--context", "10", "--steps", "20", "--batch", "8"]
     grid = ["--chains", "2", "4", "--width", "2", "--hidden", "4", "8"]
     arguments = [*sizes, *grid, "--out", str(tmp_path), "--beside", str(tiny_run.path)]

@@ -101,6 +101,31 @@ def test_a_planted_growth_is_preferred() -> None:
         assert sum(fit["weight"] for fit in laws.values()) == pytest.approx(1)
 
 
+def test_a_delay_before_the_growth_is_found() -> None:
+    rng = np.random.default_rng(5)
+    context = np.repeat([16.0, 32, 64, 128, 256, 512], 3)
+    shape = context / np.log(context)
+    time = (200 + 2 * shape) * np.exp(0.02 * rng.normal(size=18))
+    delayed, plain = fit_growth(context, time, delay=True), fit_growth(context, time)
+    found = delayed["N / ln N"]
+    assert found["delay"] == pytest.approx(200, rel=0.05)
+    assert abs(found["a"] - 2) < 4 * found["error"] < 1
+    assert delayed["sqrt(N)"]["delay"] < 200
+    assert min(fit["aic"] for fit in plain.values()) > found["aic"] + 20
+    with pytest.raises(CannotFit, match="expected 4 contexts at least, got 3"):
+        fit_growth([8.0, 16, 32], [1.0, 2, 3], delay=True)
+
+
+def test_a_law_without_delay_is_a_mean_of_logarithms() -> None:
+    context, time = np.array([32.0, 64, 128, 256]), np.array([100.0, 160, 300, 640])
+    ratio = np.log(time / np.sqrt(context))
+    found = fit_growth(context, time)["sqrt(N)"]
+    assert found["a"] == pytest.approx(np.exp(ratio.mean()), rel=1e-6)
+    assert found["error"] == pytest.approx(found["a"] * ratio.std() / np.sqrt(3), rel=1e-5)
+    assert found["scatter"] == pytest.approx(ratio.std(), rel=1e-6)
+    assert found["delay"] == 0
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

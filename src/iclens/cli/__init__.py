@@ -19,6 +19,7 @@ def theory(arguments: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "run": commands.run,
+    "cell": commands.cell,
     "status": commands.status,
     "phases": commands.phases,
     "trace": commands.trace,

@@ -1,24 +1,26 @@
 """The commands on runs: train, look, trace, report."""
 
+import shlex
 import sys
+from collections import Counter
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from iclens.cli.progress import Progress, duration
+from typing import TYPE_CHECKING, Annotated, Any
 
 if TYPE_CHECKING:
     from iclens.lab.store import Run
+    from iclens.lab.work import Event
 
 
 def run(arguments: list[str]) -> int:
     """Train a recipe's cells, label their phases and write the report."""
     import tyro
 
+    from iclens.cli.progress import Progress, duration
     from iclens.lab.recipe import Recipe, load_recipe, presets
     from iclens.lab.store import create_run, open_run
+    from iclens.lab.sweep import default_workers, run_sweep
     from iclens.lab.sweep import plan as make_plan
-    from iclens.lab.sweep import run_sweep
     from iclens.report import write_report
 
     if not arguments or arguments[0].startswith("-"):
@@ -37,28 +39,56 @@ def run(arguments: list[str]) -> int:
         recipe: Annotated[Recipe, tyro.conf.arg(name="")] = loaded,
         out: Path | None = None,
         plan: bool = False,
-    ) -> tuple[Recipe, Path | None, bool]:
+        create: bool = False,
+        workers: int | None = None,
+        scheduler: str = "",
+    ) -> dict[str, Any]:
         """Train a recipe's cells, label their phases and write the report.
 
         Args:
             recipe: Keys of the recipe to change.
             out: Folder of the run; runs/NAME where it is not given.
             plan: Print cells, steps, and estimated time and memory, and stop.
+            create: Write the run's folder and stop, for `iclens cell`.
+            workers: Processes of one thread each, one for each core where it is not given; with 0
+                (and with a GPU, where it is not given) cells are trained in this process.
+            scheduler: Address of a Dask scheduler whose workers train the cells.
         """
-        return recipe, out, plan
+        return {
+            "recipe": recipe,
+            "out": out,
+            "plan": plan,
+            "create": create,
+            "workers": workers,
+            "scheduler": scheduler,
+        }
 
-    recipe, out, only_plan = tyro.cli(command, args=rest, prog=f"iclens run {source}")
-    if only_plan:
+    options = tyro.cli(command, args=rest, prog=f"iclens run {source}")
+    if options["workers"] is not None and options["workers"] < 0:
+        raise ValueError(f"--workers: expected at least 0, got {options['workers']}")
+    recipe = options["recipe"]
+    if options["plan"]:
         planned = make_plan(recipe)
         print(f"cells   {planned.cells}")
         print(f"steps   {planned.steps}")
         print(f"time    about {duration(planned.seconds)} on this machine")
         print(f"memory  about {planned.peak_bytes / 2**20:.0f} MiB")
         return 0
-    created = create_run(out or Path("runs") / Path(source).stem, recipe)
-    progress = Progress(created)
+    created = create_run(options["out"] or Path("runs") / Path(source).stem, recipe)
+    if options["create"]:
+        count = len(created.cells)
+        print(f"{created.path}: {count} cells, of which none was trained. Each is done by")
+        print(f"  iclens cell {shlex.quote(str(created.path))} INDEX    (0 to {count - 1})")
+        return 0
+    workers = default_workers() if options["workers"] is None else options["workers"]
     try:
-        failed = run_sweep(created, on_cell=progress.on_cell, on_steps=progress.on_steps)
+        with Progress(created) as progress:
+            failed = run_sweep(
+                created,
+                workers=workers,
+                scheduler=options["scheduler"],
+                on_event=progress.on_event,
+            )
     except KeyboardInterrupt:
         print(
             f"\nstopped; nothing that was saved is lost. To go on: {created.resume_command}",
@@ -76,15 +106,48 @@ def run(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
+def cell(run: Path, index: int, /) -> int:
+    """Train one cell of a run, by its place in the order of work, as a job of an array does.
+
+    Args:
+        run: Folder of the run, as `iclens run --create` makes it.
+        index: From 0.
+    """
+    from iclens.lab.store import open_run, record_provenance
+    from iclens.lab.sweep import in_order
+    from iclens.lab.work import use_one_thread, work
+
+    opened = open_run(run)
+    cells = in_order(opened.cells)
+    if not 0 <= index < len(cells):
+        raise ValueError(f"expected an index from 0 to {len(cells) - 1}, got {index}")
+    use_one_thread()
+    record_provenance(opened)
+    chosen = cells[index]
+    quiet = ("steps",)
+
+    def tell(event: "Event") -> None:
+        if event.kind not in quiet:
+            at = f" step {event.steps}" if event.kind == "phase" else ""
+            print(f"{event.cell}{at}: {event.detail or event.kind}", file=sys.stderr)
+
+    reason = work(chosen, tell)
+    print(f"{chosen.name}: {'done' if reason is None else reason.strip().splitlines()[-1]}")
+    return 0 if reason is None else 1
+
+
 def status(run: Path, /) -> int:
-    """Say what is done, unfinished, failed, damaged or missing in a run.
+    """Say what is done, running, unfinished, failed, damaged or missing in a run; time left.
 
     Args:
         run: Folder of the run.
     """
+    from iclens.cli.progress import duration
     from iclens.lab.store import open_run
 
     opened = open_run(run)
+    steps = opened.recipe.train.steps
+    rate, left, counts = 0.0, 0, Counter[str]()
     for cell in opened.cells:
         curves = cell.curves
         step = 0 if curves is None else int(curves.step[-1])
@@ -92,9 +155,20 @@ def status(run: Path, /) -> int:
         told = (cell.error or "").strip().splitlines()[-1:] or (
             [outcome] if outcome.startswith("diverged") else []
         )
-        line = f"{cell.name:28} {cell.status:10} step {step} of {cell.recipe.train.steps}"
+        state = "running" if cell.is_held else cell.status
+        counts[state] += 1
+        line = f"{cell.name:28} {state:10} step {step} of {steps}"
+        if curves is not None and state != "done":
+            told = [str(curves.phase.values[-1]), *told]
         print(" ".join([line, *told]))
-    if any(cell.status != "done" for cell in opened.cells):
+        if cell.status != "done":
+            left += steps - step
+        if cell.is_held:
+            rate += cell.rate
+    print(", ".join(f"{count} {state}" for state, count in counts.items()))
+    if counts["running"] and rate:
+        print(f"about {duration(left / rate)} left at {rate:.0f} steps/s")
+    elif left:
         print(f"to go on: {opened.resume_command}")
     return 0
 

@@ -1,15 +1,119 @@
-"""Progress of a sweep on the terminal."""
+"""Progress of a sweep, from all its workers, in one place on the terminal."""
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
-    from iclens.lab.cell import Cell
     from iclens.lab.store import Run
+    from iclens.lab.work import Event
 
 PLAIN_SECONDS = 10.0
 """Time between lines of progress where there is no terminal."""
+WINDOW_SECONDS = 60.0
+"""Time over which the rate is taken."""
+
+
+class Progress:
+    """A live display in a terminal, plain lines elsewhere.  A context manager."""
+
+    def __init__(self, run: "Run") -> None:
+        self.steps = run.recipe.train.steps
+        self.cells = len(run.cells)
+        self.done = self.failed = 0
+        self.running: dict[str, tuple[int, str]] = {}  # steps and label
+        self.trained = 0  # steps since the start
+        self.window: deque[tuple[float, int]] = deque()
+        self.shown = time.monotonic()
+        console = Console(file=sys.stderr)
+        self.live = Live(console=console, get_renderable=self.render, transient=True)
+        self.console = console if console.is_terminal else None
+
+    def __enter__(self) -> "Progress":
+        if self.console:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.live.stop()
+
+    def on_event(self, event: "Event") -> None:
+        """Take in what happens to a cell."""
+        name = event.cell
+        if event.kind == "dashboard":
+            self.say(f"dashboard {event.detail}")
+        if event.kind in ("skip", "done", "fail"):
+            before, _ = self.running.pop(name, (0, ""))
+            if event.kind == "done" and before:
+                self.count(self.steps - before)
+            self.done += event.kind != "fail"
+            self.failed += event.kind == "fail"
+        elif event.kind == "start":
+            self.running[name] = (0, "")
+        elif name in self.running and event.kind in ("steps", "phase"):
+            before, phase = self.running[name]
+            if before:  # what a cell that goes on had before was not trained now
+                self.count(event.steps - before)
+            self.running[name] = (event.steps, event.detail or phase)
+        told = {
+            "start": "starts",
+            "wait": "waits: another process is at it",
+            "skip": "is done already",
+            "set aside": f"was damaged ({event.detail}): set aside, computed again",
+            "done": "is done",
+            "fail": f"failed: {(event.detail.strip().splitlines() or [''])[-1]}",
+        }
+        if event.kind in told:
+            self.say(f"{name} {told[event.kind]}")
+        elif not self.console and time.monotonic() - self.shown > PLAIN_SECONDS:
+            self.shown = time.monotonic()
+            under_way = "; ".join(
+                f"{cell} step {steps} {phase}".strip()
+                for cell, (steps, phase) in self.running.items()
+            )
+            self.say(f"{self.summary()}; {under_way}")
+
+    def count(self, steps: int) -> None:
+        """Take in that steps were trained."""
+        self.trained += max(0, steps)
+        now = time.monotonic()
+        self.window.append((now, self.trained))
+        while now - self.window[0][0] > WINDOW_SECONDS:
+            self.window.popleft()
+
+    def summary(self) -> str:
+        """What is done, at which rate, and the time left."""
+        line = (
+            f"{self.done} of {self.cells} cells done, {len(self.running)} running, "
+            f"{self.failed} failed"
+        )
+        if len(self.window) < 2:
+            return line
+        (begun, first), (last, trained) = self.window[0], self.window[-1]
+        rate = (trained - first) / max(last - begun, 1e-9)
+        left = (self.cells - self.done - self.failed) * self.steps
+        left -= sum(steps for steps, _ in self.running.values())
+        return f"{line}, {rate:.0f} steps/s, {duration(left / max(rate, 1e-9))} left"
+
+    def render(self) -> Group:
+        """What the terminal shows."""
+        table = Table.grid(padding=(0, 2))
+        for name, (steps, phase) in self.running.items():
+            table.add_row(name, f"step {steps} of {self.steps}", phase)
+        return Group(Text(self.summary()), table)
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        if self.console:
+            self.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
@@ -18,49 +122,3 @@ def duration(seconds: float) -> str:
     if minutes < 1:
         return f"{seconds:.0f} s"
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
-class Progress:
-    """Progress of a sweep: a live line in a terminal, plain lines elsewhere."""
-
-    def __init__(self, run: "Run") -> None:
-        self.left = len(run.recipe.sweep.chains) * len(run.recipe.sweep.seeds)
-        self.left *= run.recipe.train.steps
-        self.trained = 0  # steps, and the seconds they took, without compilation
-        self.seconds = 0.0
-        self.last: tuple[int, float] | None = None
-        self.shown = time.monotonic()
-
-    def on_cell(self, cell: "Cell", event: str) -> None:
-        self.last = None
-        if event in ("skip", "done", "fail"):
-            self.left -= cell.recipe.train.steps
-        told = {
-            "start": "starts",
-            "skip": "is done already",
-            "set aside": f"is damaged ({cell.damage}): set aside, computed again",
-            "done": "is done",
-            "fail": "failed",
-        }[event]
-        self.say(f"{cell.name} {told}", final=True)
-
-    def on_steps(self, cell: "Cell", steps: int) -> None:
-        now = time.monotonic()
-        if self.last is not None:
-            self.trained += steps - self.last[0]
-            self.seconds += now - self.last[1]
-        self.last = steps, now
-        live = sys.stderr.isatty()
-        if not self.trained or now - self.shown < (0.2 if live else PLAIN_SECONDS):
-            return
-        self.shown = now
-        rate = self.trained / self.seconds
-        self.say(
-            f"{cell.name} step {steps} of {cell.recipe.train.steps}, "
-            f"{rate:.0f} steps/s, {duration((self.left - steps) / rate)} left",
-            final=not live,
-        )
-
-    def say(self, line: str, *, final: bool) -> None:
-        clear: Any = "\r\x1b[K" if sys.stderr.isatty() else ""
-        print(f"{clear}{line}", end="\n" if final else "", file=sys.stderr, flush=True)

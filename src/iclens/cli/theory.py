@@ -13,10 +13,12 @@ import xarray as xr
 
 from iclens.lab import fits as lab_fits
 from iclens.lab import reduced, studies
-from iclens.lab.files import read_dataset, save_result
+from iclens.lab.files import save_result
 from iclens.lab.recipe import load_recipe
 from iclens.lab.reduced import InductionStudy, MemoryStudy
 from iclens.lab.store import Run, is_run, open_run
+from iclens.lab.sweep import default_workers
+from iclens.lab.work import Event
 from iclens.report import write_report
 from iclens.report.theory import write_theory_figures
 
@@ -103,14 +105,9 @@ def memory(
         beside: A run, whose transformers' task vectors are measured beside the model's.
         json: Print JSON, for programs.
     """
-    path = out / "memory.nc"
-
-    def keep(result: xr.Dataset, name: str) -> None:
-        save_result(out, "memory", result)
-        print(f"{name} is done", file=sys.stderr)
-
-    known = read_dataset(path) if path.is_file() else None
-    found = reduced.memory_result(study, known, keep)
+    found = reduced.run_memory_study(
+        study, out, lambda name: print(f"{name} is done", file=sys.stderr)
+    )
     vectors = found[["separation", "dimension", "readout"]]
     if beside is not None:
         run = open_run(beside)
@@ -211,9 +208,11 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 
 def _tell(run: Run) -> dict[str, Any]:
-    return {
-        "on_cell": lambda cell, event: print(f"{run.name} {cell.name}: {event}", file=sys.stderr)
-    }
+    def tell(event: Event) -> None:
+        if event.kind not in ("steps", "phase"):
+            print(f"{run.name} {event.cell}: {event.kind}", file=sys.stderr)
+
+    return {"on_event": tell, "workers": default_workers()}
 
 
 def _report(failed: dict[str, str]) -> int:
@@ -223,9 +222,19 @@ def _report(failed: dict[str, str]) -> int:
 
 
 def _print_laws(times: xr.Dataset, quiet: bool) -> None:
-    for place, law in enumerate([] if quiet else times.law.values.tolist()):
-        a, error, weight = (float(times[part][place]) for part in ("a", "error", "weight"))
-        print(f"tau = a {law:9} a = {a:.4g} +- {error:.2g}, Akaike weight {weight:.3g}")
+    families = [""] if "delayed_a" not in times else ["", "delayed_"]
+    least = min(float(times[f"{family}aic"].min()) for family in families)
+    for family in [] if quiet else families:
+        for place, law in enumerate(times.law.values.tolist()):
+            a, error, delay, aic, weight = (
+                float(times[f"{family}{part}"][place])
+                for part in ("a", "error", "delay", "aic", "weight")
+            )
+            start = f"{delay:.4g} + " if family else ""
+            print(
+                f"tau = {start + 'a ' + law:18} a = {a:.4g} +- {error:.2g}, "
+                f"AIC {aic - least:+.1f}, Akaike weight {weight:.3g}"
+            )
 
 
 def _save(out: Path, results: dict[str, xr.Dataset], quiet: bool) -> None:

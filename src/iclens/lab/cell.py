@@ -26,6 +26,7 @@ from iclens.circuits.roles import head_scores
 from iclens.lab.files import (
     arrays_to_tree,
     checksum,
+    hold_lock,
     read_arrays,
     read_dataset,
     tree_to_arrays,
@@ -70,6 +71,11 @@ class Cell:
     @property
     def path(self) -> Path:
         return self.folder / self.name
+
+    @property
+    def lock_path(self) -> Path:
+        """What the process that works on the cell holds; it outlives the cell's own folder."""
+        return self.folder / f".{self.name}.lock"
 
     def key(self, purpose: str) -> PRNGKeyArray:
         """The random key of one purpose; no two cells, seeds or purposes share a stream."""
@@ -135,6 +141,27 @@ class Cell:
             if checksum(self.path / name) != expected.get(name):
                 return f"{name} does not match its checksum"
         return None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process works on the cell now."""
+        if not self.lock_path.exists():
+            return False
+        with hold_lock(self.lock_path) as held:
+            return not held
+
+    @property
+    def rate(self) -> float:
+        """Steps a second of an unfinished cell, from when its pieces were written; else 0."""
+        steps = list(self.pieces)
+        if len(steps) < 3:
+            return 0.0
+        # The first piece is written before the training is compiled.
+        first, last = (
+            (self._pieces_path / f"{step}.safetensors").stat().st_mtime
+            for step in (steps[1], steps[-1])
+        )
+        return (steps[-1] - steps[1]) / max(last - first, 1e-9)
 
     @property
     def error(self) -> str | None:
@@ -244,11 +271,15 @@ def tidy(cell: Cell) -> None:
         shutil.rmtree(cell._pieces_path)
 
 
-def run_cell(cell: Cell, on_steps: Callable[[int], None] | None = None) -> None:
+def run_cell(
+    cell: Cell,
+    on_steps: Callable[[int], None] | None = None,
+    on_phase: Callable[[int, str], None] = lambda steps, phase: None,
+) -> None:
     """Train a cell, from where it stands, and save it.
 
     A cell that was interrupted ends bit-identical to one that was not.  `on_steps` is called with
-    the number of steps done.
+    the number of steps done, `on_phase` also with the label, after each evaluation.
     """
     cell._pieces_path.mkdir(parents=True, exist_ok=True)
     (cell.path / "error.txt").unlink(missing_ok=True)
@@ -275,6 +306,7 @@ def run_cell(cell: Cell, on_steps: Callable[[int], None] | None = None) -> None:
         }
         write_arrays(cell._pieces_path / f"{snapshot.step}.safetensors", piece)
         write_arrays(cell.path / "state.safetensors", tree_to_arrays(state))
+        on_phase(snapshot.step, phase_name(int(measured["nearest"])))
 
     trained = replace(cell)
     write_arrays(cell.path / "checkpoints.safetensors", trained._stack("model."))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,6 +55,21 @@ def save_result(folder: Path, name: str, result: xr.Dataset) -> Path:
     """Write NAME.nc into a folder, made if need be; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     return write_dataset(folder / f"{name}.nc", result)
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold a lock file for the block; yields False where another process holds it.
+
+    With `wait`, that process is waited for.  The lock ends with the process, however it ends.
+    """
+    with open(path, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def checksum(path: Path) -> str:

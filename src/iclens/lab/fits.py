@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 
@@ -64,7 +65,11 @@ def fit_dataset(fit: Fit) -> xr.Dataset:
 
 
 def growth_dataset(context: np.ndarray, time: np.ndarray) -> xr.Dataset:
-    """Times over contexts (a row for each run), and what each growth law makes of them."""
+    """Times over contexts (a row for each run), and what each growth law makes of them.
+
+    Variables that begin with `delayed_` are of the laws with a delay, where there are contexts
+    enough.
+    """
     found = fit_growth(context, time)
     table = xr.Dataset(
         {"tau": ("run", time, {"units": "steps x learning rate"}), "context": ("run", context)},
@@ -72,4 +77,8 @@ def growth_dataset(context: np.ndarray, time: np.ndarray) -> xr.Dataset:
     )
     for part in next(iter(found.values())):
         table[part] = ("law", [fit[part] for fit in found.values()])
+    with contextlib.suppress(CannotFit):
+        late = fit_growth(context, time, delay=True)
+        for part in next(iter(late.values())):
+            table[f"delayed_{part}"] = ("law", [fit[part] for fit in late.values()])
     return table

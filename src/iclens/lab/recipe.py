@@ -78,14 +78,42 @@ class SweepConfig:
 
 
 @dataclass(frozen=True)
+class ClusterConfig:
+    """Where cells are trained; it decides nothing about the results."""
+
+    kind: Literal["local", "slurm"] = "local"
+    """Processes on this machine, or jobs of SLURM (extra `slurm`)."""
+    jobs: int = 1
+    """Jobs at a time."""
+    cores: int = 1
+    """Cores of a job: as many cells are trained in it."""
+    memory: str = "4 GiB"
+    """Memory of a job."""
+    walltime: str = "04:00:00"
+    """After which a job ends; another one goes on with its cells."""
+    queue: str = ""
+    """Partition; the default one where it is empty."""
+    account: str = ""
+    """Account; the default one where it is empty."""
+    directives: tuple[str, ...] = ()
+    """Further lines for the batch system, such as "--exclusive"."""
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "cores"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"cluster.{name}: expected at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """All that decides the results of a run."""
+    """All that decides the results of a run, and where it is done."""
 
     task: TaskConfig = field(default_factory=TaskConfig)
     model: TransformerConfig = field(default_factory=TransformerConfig)
     train: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def to_toml(self) -> str:
         """The recipe as TOML with every default filled in."""
@@ -93,13 +121,16 @@ class Recipe:
         return tomlkit.dumps(_plain(dataclasses.replace(self, model=model)))
 
     def difference(self, other: Recipe) -> list[str]:
-        """What differs between this recipe and another, a line for each key but the sweep's."""
+        """What differs between this recipe and another, a line for each key.
+
+        The sweep, to which cells can be added, and the cluster may differ.
+        """
         mine, theirs = tomllib.loads(self.to_toml()), tomllib.loads(other.to_toml())
         return [
             f"{section}.{key}: {value!r} against {theirs[section][key]!r}"
             for section, table in mine.items()
             for key, value in table.items()
-            if section != "sweep" and value != theirs[section][key]
+            if section not in ("sweep", "cluster") and value != theirs[section][key]
         ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import xarray as xr
 from iclens.chains import ChainPrior
 from iclens.circuits.roles import last_task_vectors
 from iclens.lab import times
+from iclens.lab.files import hold_lock, read_dataset, save_result
 from iclens.lab.fits import growth_dataset
 from iclens.lab.store import Run
 from iclens.phases import evaluation_set, measure
@@ -198,6 +200,26 @@ def memory_result(
             table = _with_capacity(table)
             on_model(table, f"K = {count}, d = {cell['width']}, F = {cell['hidden']}")
     return _with_capacity(table)
+
+
+def run_memory_study(
+    study: MemoryStudy, folder: Path, on_model: Callable[[str], None] = lambda name: None
+) -> xr.Dataset:
+    """`memory_result`, going on with FOLDER/memory.nc, which is written after each model.
+
+    Raises `ValueError` if another process is at it, or if the file is of another study.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "memory.nc"
+
+    def keep(result: xr.Dataset, name: str) -> None:
+        save_result(folder, "memory", result)
+        on_model(name)
+
+    with hold_lock(folder / ".memory.lock") as held:
+        if not held:
+            raise ValueError(f"another process is working on {str(path)!r}: wait for it")
+        return memory_result(study, read_dataset(path) if path.is_file() else None, keep)
 
 
 def _memory_models(

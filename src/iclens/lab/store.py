@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import platform
 import shlex
@@ -26,7 +25,7 @@ from typing import Any
 import jax
 
 from iclens.lab.cell import Cell
-from iclens.lab.files import write_file
+from iclens.lab.files import hold_lock, write_file
 from iclens.lab.recipe import Recipe, SweepConfig, load_recipe, parse_recipe
 from iclens.phases import PhaseMap, float_diversity
 
@@ -158,7 +157,7 @@ def create_run(path: str | Path, recipe: Recipe) -> Run:
                 chains=tuple(dict.fromkeys(old.sweep.chains + recipe.sweep.chains)),
                 seeds=tuple(dict.fromkeys(old.sweep.seeds + recipe.sweep.seeds)),
             )
-            recipe = dataclasses.replace(old, sweep=sweep)
+            recipe = dataclasses.replace(old, sweep=sweep, cluster=recipe.cluster)
         if not exists or recipe != old:  # the file may have comments of the user's
             write_file(path / "recipe.toml", recipe.to_toml().encode())
     return Run(path)
@@ -170,14 +169,12 @@ def hold(run: Run) -> Iterator[None]:
 
     Raises `ValueError` if another one does.
     """
-    with open(run.path / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with hold_lock(run.path / ".lock") as held:
+        if not held:
             raise ValueError(
                 f"another process is working on the run at {str(run.path)!r}: "
                 f"wait for it, or see `iclens status {run.path}`"
-            ) from None
+            )
         yield
 
 
@@ -193,9 +190,10 @@ def record_provenance(run: Run) -> None:
         "revision": _revision(),
         "recipe": run.recipe.to_toml(),
     }
-    invocations = [*run.provenance.get("invocations", []), invocation]
-    content = json.dumps({"invocations": invocations}, indent=1)
-    write_file(run.path / "provenance.json", content.encode())
+    with hold_lock(run.path / ".provenance.lock", wait=True):  # cells of an array come at once
+        invocations = [*run.provenance.get("invocations", []), invocation]
+        content = json.dumps({"invocations": invocations}, indent=1)
+        write_file(run.path / "provenance.json", content.encode())
 
 
 def _revision() -> str | None:

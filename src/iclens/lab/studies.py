@@ -31,7 +31,7 @@ def run_study(
 ) -> dict[str, str]:
     """Run each recipe into FOLDER/NAME; returns why cells failed that did.
 
-    `on_run` gives the callbacks of `run_sweep` for each run.
+    `on_run` gives the options of `run_sweep` for each run.
     """
     failed: dict[str, str] = {}
     for name, recipe in recipes.items():

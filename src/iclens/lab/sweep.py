@@ -1,22 +1,21 @@
-"""Sweeps: the cells of a run, one after another, and what they will cost."""
+"""Sweeps: the cells of a run, where and in which order, and what they will cost."""
 
 from __future__ import annotations
 
-import contextlib
+import os
 import resource
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from iclens.lab.cell import Cell, run_cell, tidy
-from iclens.lab.files import write_file
 from iclens.lab.recipe import Recipe
 from iclens.lab.store import Run, hold, open_run, record_provenance
+from iclens.lab.work import Event, work
+from iclens.phases import float_diversity
 
 CALIBRATION_STEPS = 128
 
@@ -80,43 +79,72 @@ def plan(recipe: Recipe) -> Plan:
 def run_sweep(
     run: Run,
     *,
-    on_cell: Callable[[Cell, str], None] = lambda cell, event: None,
-    on_steps: Callable[[Cell, int], None] = lambda cell, steps: None,
+    workers: int = 0,
+    scheduler: str = "",
+    on_event: Callable[[Event], None] = lambda event: None,
 ) -> dict[str, str]:
     """Run the cells that are not done yet; returns why those failed that did, by name.
 
-    `on_cell` hears of a cell `start`, `skip` (done already), `set aside` (damaged, and now
-    computed again), `done` and `fail`; `on_steps` of the steps done in the running cell.
-    Raises `ValueError` if another process works on the run.
+    Cells are trained by the workers of the Dask scheduler at an address, by jobs of a batch system
+    where the recipe says so, by as many processes of one thread each as there are `workers`, or
+    one after another in this process, on all its cores.  A cell ends with the same bytes in any
+    number of workers, and whenever it was interrupted.
+
+    Raises `ValueError` if another process works on the run, `OSError` if there is no scheduler.
     """
-    failed = {}
     with hold(run):
         record_provenance(run)
-        for cell in open_run(run.path).cells:
-            try:
+        wanted = []
+        for cell in in_order(open_run(run.path).cells):
+            if cell.status == "done":
                 tidy(cell)
-                if cell.status == "done":
-                    on_cell(cell, "skip")
-                    continue
-                if cell.status == "damaged":
-                    on_cell(cell, "set aside")
-                    _set_aside(cell)
-                on_cell(cell, "start")
-                run_cell(replace(cell), on_steps=partial(on_steps, cell))
-            except Exception as error:
-                failed[cell.name] = "".join(traceback.format_exception(error))
-                with contextlib.suppress(OSError):  # a full disk must not stop the other cells
-                    cell.path.mkdir(parents=True, exist_ok=True)
-                    write_file(cell.path / "error.txt", failed[cell.name].encode())
-                on_cell(cell, "fail")
+                on_event(Event(cell.name, "skip"))
             else:
-                on_cell(cell, "done")
-    return failed
+                wanted.append(replace(cell))
+        if not wanted:
+            return {}
+        if scheduler or workers or run.recipe.cluster.kind != "local":
+            from iclens.lab import cluster
+
+            if scheduler:
+                clients = cluster.remote_client(scheduler, run.path)
+            elif run.recipe.cluster.kind == "slurm":
+                clients = cluster.slurm_client(run.recipe.cluster)
+            else:
+                clients = cluster.local_client(min(workers, len(wanted)))
+            with clients as client:
+                return cluster.run_on(client, wanted, on_event)
+        failed = {}
+        for cell in wanted:
+            reason = work(cell, on_event)
+            on_event(Event(cell.name, "fail" if reason else "done", detail=reason or ""))
+            if reason:
+                failed[cell.name] = reason
+        return failed
 
 
-def _set_aside(cell: Cell) -> None:
-    """Rename the folder of a damaged cell, whose files a user may still want to see."""
-    number = 1
-    while (aside := cell.path.with_name(f"{cell.path.name}.damaged-{number}")).exists():
-        number += 1
-    cell.path.rename(aside)
+def in_order(cells: Sequence[Cell]) -> list[Cell]:
+    """The order of work: every other K of one seed, the other K, the other seeds.
+
+    A sweep that is stopped is then a coarse picture already.  Among equals the most chains come
+    first, for they take longest.
+    """
+    diversities = sorted({cell.chains for cell in cells}, key=float_diversity)
+    seeds = sorted({cell.seed for cell in cells})
+
+    def rank(cell: Cell) -> tuple[int, int, float]:
+        place = diversities.index(cell.chains)
+        # Counted from the largest K, so that both ends of an odd number of K come early.
+        coarse = (len(diversities) - 1 - place) % 2 == 0
+        return seeds.index(cell.seed), not coarse, -float_diversity(cell.chains)
+
+    return sorted(cells, key=rank)
+
+
+def default_workers() -> int:
+    """As many as the cores that this process may use; 0, which is this process, with a GPU."""
+    import jax
+
+    if jax.default_backend() != "cpu":
+        return 0
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

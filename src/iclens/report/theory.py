@@ -119,15 +119,17 @@ def growth(table: xr.Dataset) -> Figure:
     figure, (axes,) = _panels()
     context, tau = table.context.values, table.tau.values
     grid = np.geomspace(context.min(), context.max(), 100)
+    family = _family(table)
+    weights = table[f"{family}weight"].values
     for place, law in enumerate(table.law.values.tolist()):
-        weight = float(table.weight[place])
+        a, delay = (float(table[f"{family}{part}"][place]) for part in ("a", "delay"))
         axes.plot(
             grid,
-            float(table.a[place]) * GROWTH[law](grid),
+            delay + a * GROWTH[law](grid),
             STYLES[law],
-            color=PHASE_COLOURS["G2"] if weight == float(table.weight.max()) else LIGHT["muted"],
+            color=PHASE_COLOURS["G2"] if place == weights.argmax() else LIGHT["muted"],
             linewidth=1,
-            label=f"{law} (weight {weight:.2g})",
+            label=f"{'t0 + a ' * bool(family)}{law} (weight {weights[place]:.2g})",
         )
     axes.plot(context, tau, "o", color=LIGHT["ink"], markersize=3, label=table.attrs["title"])
     if "reduced_tau" in table:
@@ -148,12 +150,23 @@ def growth(table: xr.Dataset) -> Figure:
 
 
 def _of_growth(table: xr.Dataset) -> str:
-    best = table.isel(law=int(table.weight.values.argmax()))
+    family = _family(table)
+    best = table.isel(law=int(table[f"{family}weight"].values.argmax()))
+    a, error, delay, weight = (
+        float(best[f"{family}{part}"]) for part in ("a", "error", "delay", "weight")
+    )
+    start = f"{delay:.3g} + " if family else ""
     return (
         f"Flow time (steps x learning rate) to 2-Gen, {table.attrs['title']}. Best of four laws by "
-        f"Akaike weight ({float(best.weight):.2g}): {float(best.a):.3g} {best.law.item()}, "
-        f"± {float(best.error):.2g}."
+        f"Akaike weight ({weight:.2g}): {start}{a:.3g} {best.law.item()}, ± {error:.2g}."
     )
+
+
+def _family(table: xr.Dataset) -> str:
+    """The prefix of the laws without a delay, or of those with one where they do better."""
+    if "delayed_aic" in table and float(table.delayed_aic.min()) < float(table.aic.min()):
+        return "delayed_"
+    return ""
 
 
 # --- the memory model

@@ -3,7 +3,8 @@
     threshold   where an outcome turns with K: a logistic function of ln K
     switching   steps to M2, log-normal about a (K2* - K)^-gamma; a run that had not switched when
                 training ended is censored, not dropped
-    growth      a time against the context: a N / ln N, a N, a sqrt(N), a N ln N
+    growth      a time against the context: a N / ln N, a N, a sqrt(N), a N ln N, or each after a
+                delay
 
 Intervals are at 95 %: by profile likelihood (all other parameters at their best for each value,
 until the log-likelihood has fallen by 1.92), and by bootstrap over seeds.  For switching times the
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
+from scipy.optimize import brentq, least_squares
 from scipy.special import expit, log_ndtr, xlogy
 from scipy.stats import chi2
 from scipy.stats import t as student_t
@@ -285,28 +286,41 @@ GROWTH: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def fit_growth(context: ArrayLike, time: ArrayLike) -> dict[str, Any]:
-    """Compare a f(N) for the four f of `GROWTH`; the scatter about each is log-normal.
+def fit_growth(context: ArrayLike, time: ArrayLike, *, delay: bool = False) -> dict[str, Any]:
+    """Compare a f(N), or with `delay` t0 + a f(N), for the four f of `GROWTH`.
 
-    For each: `a`, its standard `error`, `aic` (of two parameters, a and the scatter), the `weight`
-    exp(-aic / 2) normalised to 1, and the `scatter`.
+    The scatter about each law is log-normal.  For each: `a` and its standard `error`, `delay` (t0,
+    at least 0), `aic` (its parameters are a, the scatter and, if there is one, the delay), the
+    `weight` exp(-aic / 2) normalised to 1, and the `scatter`.
 
-    Raises `CannotFit` for fewer than three contexts, `ValueError` for N < 2 or times <= 0.
+    Raises `CannotFit` for fewer than three contexts (four with `delay`), `ValueError` for N < 2 or
+    times <= 0.
     """
     context, time = np.asarray(context, np.float64), np.asarray(time, np.float64)
     if (context < 2).any() or not ((time > 0) & np.isfinite(time)).all():
         raise ValueError("expected contexts of at least 2 and positive, finite times")
-    if len(np.unique(context)) < 3:
-        raise CannotFit(f"expected 3 contexts at least, got {len(np.unique(context))}")
+    if (seen := len(np.unique(context))) < 3 + delay:
+        raise CannotFit(f"expected {3 + delay} contexts at least, got {seen}")
     found: dict[str, dict[str, float]] = {}
-    for name, shape in GROWTH.items():
-        ratio = np.log(time / shape(context))
-        scatter = max(float(ratio.std()), 1e-9)
+    for name, law in GROWTH.items():
+        shape = law(context)
+        start = math.exp(np.log(time / shape).mean())
+        fit = least_squares(
+            lambda at, shape=shape: np.log((at[0] * shape + at[1:].sum()) / time),
+            [start, time.min() / 2][: 1 + delay],
+            bounds=(0, np.inf),
+            x_scale=[start, time.min()][: 1 + delay],
+            xtol=1e-12,
+        )
+        scatter = max(math.sqrt(np.mean(fit.fun**2)), 1e-9)
+        freedom = len(time) - len(fit.x)
+        covariance = np.linalg.pinv(fit.jac.T @ fit.jac) * scatter**2 * len(time) / freedom
         found[name] = {
-            "a": math.exp(ratio.mean()),
-            "error": math.exp(ratio.mean()) * scatter / math.sqrt(len(ratio) - 1),
+            "a": float(fit.x[0]),
+            "error": math.sqrt(covariance[0, 0]),
+            "delay": float(fit.x[1:].sum()),
             "scatter": scatter,
-            "aic": len(ratio) * (math.log(2 * math.pi * scatter**2) + 1) + 4,
+            "aic": len(time) * (math.log(2 * math.pi * scatter**2) + 1) + 2 * (2 + delay),
         }
     least = min(fit["aic"] for fit in found.values())
     total = sum(math.exp((least - fit["aic"]) / 2) for fit in found.values())

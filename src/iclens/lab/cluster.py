@@ -1,0 +1,176 @@
+"""Cells on Dask: processes on this machine, an existing scheduler, or a batch system's jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import dask
+from distributed import Client, Future, KilledWorker, LocalCluster, get_worker
+
+from iclens.lab.cell import Cell
+from iclens.lab.recipe import ClusterConfig
+from iclens.lab.work import Event, keep_error, use_one_thread, work
+
+POLL_SECONDS = 0.5
+"""Time between two looks at whether the scheduler is still there."""
+CONNECT_SECONDS = 20
+
+
+@contextlib.contextmanager
+def local_client(workers: int) -> Iterator[Client]:
+    """Processes on this machine, of one thread each, that end with the block."""
+    cluster = LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        processes=True,
+        memory_limit=0,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+    )
+    try:
+        with Client(cluster, set_as_default=False) as client:
+            yield client
+    finally:
+        # At the end they have nothing to do; stopped, they would first finish their cells.
+        for nanny in cluster.workers.values():
+            nanny.auto_restart = False
+            with contextlib.suppress(TypeError, ProcessLookupError):
+                os.kill(nanny.pid, signal.SIGKILL)
+        cluster.close()
+
+
+@contextlib.contextmanager
+def remote_client(address: str, folder: Path) -> Iterator[Client]:
+    """The workers of the scheduler at an address, which go on when the block ends.
+
+    Raises `OSError` if there is no scheduler, `ValueError` if a worker does not see `folder`.
+    """
+    with Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
+        for worker, sees in client.run(os.path.isdir, str(folder.resolve())).items():
+            if not sees:
+                raise ValueError(
+                    f"the worker at {worker} does not see {str(folder.resolve())!r}: a run must be "
+                    "on a file system that all workers share"
+                )
+        yield client
+
+
+@contextlib.contextmanager
+def slurm_client(config: ClusterConfig) -> Iterator[Client]:
+    """Jobs of SLURM, which are submitted again when they end, until the block does.
+
+    Raises `ValueError` if the extra `slurm` is not installed.
+    """
+    with slurm_cluster(config) as cluster, Client(cluster, set_as_default=False) as client:
+        cluster.adapt(minimum_jobs=config.jobs, maximum_jobs=config.jobs)
+        yield client
+
+
+def slurm_cluster(config: ClusterConfig) -> Any:
+    """The cluster of `slurm_client`, without any job yet."""
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ImportError:
+        raise ValueError(
+            'cluster.kind = "slurm" wants dask-jobqueue: pip install "iclens[slurm]"'
+        ) from None
+    return SLURMCluster(
+        queue=config.queue or None,
+        account=config.account or None,
+        cores=config.cores,
+        processes=config.cores,
+        memory=config.memory,
+        walltime=config.walltime,
+        job_extra_directives=list(config.directives),
+        worker_extra_args=["--memory-limit", "0"],  # the batch system's own limit is enough
+        scheduler_options={"dashboard_address": ":0"},
+    )
+
+
+def run_on(
+    client: Client, cells: Sequence[Cell], on_event: Callable[[Event], None]
+) -> dict[str, str]:
+    """Do cells in their order on the workers of a client; returns why those failed that did.
+
+    As many are under way as there are threads, so that their order is kept and a cell that kills
+    its worker takes no other with it.  Raises `ConnectionError` if the scheduler is lost.
+    """
+    on_event(Event("", "dashboard", detail=client.dashboard_link or "none"))
+    topic = f"iclens-{uuid.uuid4().hex}"
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    client.subscribe_topic(topic, lambda event: heard.put(Event(**event[1]["iclens"])))
+    left = deque(replace(cell, folder=cell.folder.resolve()) for cell in cells)
+    active: dict[Any, tuple[Cell, Future]] = {}
+    failed: dict[str, str] = {}
+    try:
+        while left or active:
+            room = max(1, sum(client.nthreads().values())) - len(active) if left else 0
+            for _ in range(min(room, len(left))):
+                cell = left.popleft()
+                name = f"{cell.name}-{topic}"
+                future = client.submit(_task, cell, topic, key=name, pure=False, retries=0)
+                active[future.key] = cell, future
+                future.add_done_callback(heard.put)
+            for item in _drain(heard, client):
+                if isinstance(item, Event):
+                    on_event(item)
+                    continue
+                cell, future = active.pop(item.key)
+                reason = _reason(cell, future)
+                if reason is not None:
+                    failed[cell.name] = reason
+                on_event(Event(cell.name, "fail" if reason else "done", detail=reason or ""))
+    finally:
+        with contextlib.suppress(Exception):
+            client.cancel([future for _, future in active.values()])
+            client.unsubscribe_topic(topic)
+    return failed
+
+
+def _drain(heard: queue.SimpleQueue[Any], client: Client) -> Iterator[Any]:
+    """What has been heard, at least one thing."""
+    while True:
+        try:
+            yield heard.get(timeout=POLL_SECONDS)
+            break
+        except queue.Empty:
+            if client.status != "running":
+                raise ConnectionError("the connection to the scheduler is lost") from None
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield heard.get_nowait()
+
+
+def _reason(cell: Cell, future: Future) -> str | None:
+    """Why a cell failed, if it did."""
+    if future.status == "finished":
+        reason: str | None = future.result()
+        return reason
+    if future.status == "error":
+        error = future.exception()
+        told = str(error) or repr(error)
+        if isinstance(error, KilledWorker):
+            told = f"the cell was given up: {error.allowed_failures + 1} workers died at it"
+        keep_error(cell, told)
+        return told
+    raise ConnectionError("the connection to the scheduler is lost")
+
+
+def _task(cell: Cell, topic: str) -> str | None:
+    """What a worker does."""
+    use_one_thread()
+    worker = get_worker()
+    # Left alone, xarray would ask the scheduler for a lock on each file.
+    with dask.config.set(scheduler="synchronous"):
+        return work(cell, lambda event: worker.log_event(topic, {"iclens": asdict(event)}))

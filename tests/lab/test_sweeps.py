@@ -1,0 +1,267 @@
+"""Sweeps on workers: any number of them, whatever dies, ends with the same bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from iclens.lab.cell import RESULTS, Cell
+from iclens.lab.cluster import slurm_cluster
+from iclens.lab.recipe import ClusterConfig, Recipe, SweepConfig, load_recipe
+from iclens.lab.store import Run, create_run, open_run
+from iclens.lab.sweep import in_order, run_sweep
+
+TINY = load_recipe("tiny")
+BASE = dataclasses.replace(
+    TINY,
+    train=dataclasses.replace(TINY.train, steps=2000, evaluations=12),
+    evaluation=dataclasses.replace(TINY.evaluation, sequences=16),
+    sweep=SweepConfig(chains=(2, 4)),
+)
+ICLENS = [sys.executable, "-m", "iclens.cli"]
+
+
+def results(run: Run) -> dict[str, bytes]:
+    """The bytes of all finished cells."""
+    return {
+        f"{cell.name}/{name}": (cell.path / name).read_bytes()
+        for cell in open_run(run.path).cells
+        for name in (*RESULTS, "done.json")
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Run:
+    """Both cells, one after another in one worker."""
+    run = create_run(tmp_path_factory.mktemp("sweeps") / "run", BASE)
+    assert run_sweep(run, workers=1) == {}
+    return run
+
+
+class Sweep:
+    """`iclens run` in a process of its own, in a process group of its own."""
+
+    def __init__(self, folder: Path, recipe: Recipe = BASE, *, workers: int = 2, **environ: str):
+        (folder / "r.toml").write_text(recipe.to_toml())
+        self.path = folder / "run"
+        self.log = folder / "log"
+        self.process = subprocess.Popen(
+            [*ICLENS, "run", "r.toml", "--out", "run", "--workers", str(workers)],
+            cwd=folder,
+            stdout=(log := os.open(self.log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)),
+            stderr=log,
+            env=os.environ | environ,
+            start_new_session=True,
+        )
+        os.close(log)
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes that train, by their command lines."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+
+    def wait_for(self, *pieces: str, seconds: float = 120) -> None:
+        """Until there are some pieces of cells, such as `chains=2,seed=0/pieces/4.safetensors`."""
+        end = time.monotonic() + seconds
+        while not all((self.path / "cells" / piece).exists() for piece in pieces):
+            assert self.process.poll() is None, self.told()
+            assert time.monotonic() < end, self.told()
+            time.sleep(0.02)
+
+    def end(self, seconds: float = 240) -> int:
+        return self.process.wait(seconds)
+
+    def told(self) -> str:
+        return self.log.read_text()
+
+
+EARLY = [f"chains={k},seed=0/pieces/4.safetensors" for k in (2, 4)]
+"""Written after the first steps of each cell."""
+
+
+def test_order_of_work_is_coarse_first(tmp_path) -> None:
+    recipe = dataclasses.replace(BASE, sweep=SweepConfig((2, 4, 8, 16, "infinite"), (0, 1)))
+    order = [(c.chains, c.seed) for c in in_order(create_run(tmp_path / "run", recipe).cells)]
+    assert order[:5] == [("infinite", 0), (8, 0), (2, 0), (16, 0), (4, 0)]
+    assert order[5:] == [("infinite", 1), (8, 1), (2, 1), (16, 1), (4, 1)]
+
+
+def test_two_workers_end_with_the_bytes_of_one(undisturbed, tmp_path) -> None:
+    run = create_run(tmp_path / "run", BASE)
+    events = []
+    assert run_sweep(run, workers=2, on_event=events.append) == {}
+    assert results(run) == results(undisturbed)
+    kinds = {name: [e.kind for e in events if e.cell == name] for name in ("chains=2,seed=0", "")}
+    assert kinds[""] == ["dashboard"]
+    assert kinds["chains=2,seed=0"][0] == "start"
+    assert kinds["chains=2,seed=0"][-1] == "done"
+    labels = [e.detail for e in events if e.kind == "phase" and e.cell == "chains=2,seed=0"]
+    assert labels == open_run(run.path).cells[0].curves.phase.values.tolist()
+
+
+@pytest.mark.parametrize(
+    "victims", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["one", "both"]
+)
+def test_killed_workers_cost_nothing_that_was_saved(undisturbed, tmp_path, victims) -> None:
+    sweep = Sweep(tmp_path)
+    sweep.wait_for(*EARLY)
+    for worker in sweep.workers()[:victims]:
+        worker.kill()
+    assert sweep.end() == 0, sweep.told()
+    assert results(Run(sweep.path)) == results(undisturbed)
+
+
+def test_a_killed_parent_leaves_no_worker_and_nothing_is_lost(undisturbed, tmp_path) -> None:
+    sweep = Sweep(tmp_path)
+    sweep.wait_for(*EARLY)
+    workers = sweep.workers()
+    assert len(workers) == 2
+    sweep.process.kill()
+    sweep.end()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+    assert {cell.status for cell in open_run(sweep.path).cells} == {"unfinished"}
+    assert Sweep(tmp_path).end() == 0
+    assert results(Run(sweep.path)) == results(undisturbed)
+
+
+def test_an_interrupt_ends_within_seconds_and_says_how_to_go_on(undisturbed, tmp_path) -> None:
+    sweep = Sweep(tmp_path)
+    sweep.wait_for(*EARLY)
+    workers = sweep.workers()
+    begun = time.monotonic()
+    os.killpg(sweep.process.pid, signal.SIGINT)  # as a terminal does
+    assert sweep.end(20) == 130
+    assert time.monotonic() - begun < 10
+    assert "To go on: iclens run run/recipe.toml --out run" in sweep.told()
+    assert "Traceback" not in sweep.told()
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert not alive
+    assert Sweep(tmp_path).end() == 0
+    assert results(Run(sweep.path)) == results(undisturbed)
+
+
+PLANTED = """
+import os, signal
+from iclens.lab import work
+run_cell = work.run_cell
+def planted(cell, **callbacks):
+    if cell.chains == 2:
+        {fault}
+    run_cell(cell, **callbacks)
+work.run_cell = planted
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise RuntimeError('planted')", "RuntimeError: planted"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the cell was given up: 4 workers died at it"),
+    ],
+    ids=["fails", "kills"],
+)
+def test_a_cell_that_fails_or_kills_its_worker_stops_no_other(
+    undisturbed, tmp_path, fault, message
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PLANTED.format(fault=fault))
+    sweep = Sweep(tmp_path, PYTHONPATH=str(tmp_path))
+    assert sweep.end() == 1
+    assert f"failed: chains=2,seed=0: {message}" in sweep.told()
+    bad, good = open_run(sweep.path).cells
+    assert (bad.status, good.status) == ("failed", "done")
+    assert message in bad.error
+    kept = {name: content for name, content in results(undisturbed).items() if "=4" in name}
+    assert {
+        f"{good.name}/{n}": (good.path / n).read_bytes() for n in (*RESULTS, "done.json")
+    } == kept
+
+
+def test_two_commands_on_one_run(tmp_path) -> None:
+    sweep = Sweep(tmp_path)
+    sweep.wait_for(EARLY[0])
+    second = Sweep(tmp_path)
+    assert second.end() == 2
+    assert "another process is working on the run" in second.told()
+    assert sweep.end() == 0
+
+
+def test_cells_of_an_array_share_the_store(undisturbed, tmp_path) -> None:
+    (tmp_path / "r.toml").write_text(BASE.to_toml())
+    create = [*ICLENS, "run", "r.toml", "--out", "run", "--create"]
+    told = subprocess.run(create, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "iclens cell run INDEX    (0 to 1)" in told
+    jobs = [
+        subprocess.Popen([*ICLENS, "cell", "run", index], cwd=tmp_path, stderr=subprocess.PIPE)
+        for index in ("0", "1", "1")  # one of them twice
+    ]
+    waited = [job.communicate(timeout=240)[1].decode() for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0, 0], waited
+    assert any(": wait" in text for text in waited)
+    run = open_run(tmp_path / "run")
+    assert results(run) == results(undisturbed)
+    assert len(run.provenance["invocations"]) == 3
+    wrong = subprocess.run([*ICLENS, "cell", "run", "2"], cwd=tmp_path, capture_output=True)
+    assert wrong.returncode == 2
+    assert b"expected an index from 0 to 1, got 2" in wrong.stderr
+
+
+def test_status_of_a_running_sweep(tmp_path) -> None:
+    sweep = Sweep(tmp_path)
+    sweep.wait_for(*(piece.replace("/4.", "/40.") for piece in EARLY))
+    told = subprocess.run(
+        [*ICLENS, "status", str(sweep.path)], capture_output=True, text=True, check=True
+    ).stdout
+    assert sweep.end() == 0
+    assert "running    step" in told
+    assert "left at" in told
+
+
+def test_jobs_of_slurm_run_workers_of_one_thread() -> None:
+    config = ClusterConfig(
+        kind="slurm", cores=4, memory="8 GiB", queue="short", directives=("--exclusive",)
+    )
+    with slurm_cluster(config) as cluster:
+        script = cluster.job_script()
+    for line in ("#SBATCH -p short", "#SBATCH --exclusive", "#SBATCH --cpus-per-task=4"):
+        assert line in script
+    for option in ("--nthreads 1", "--nworkers 4", "--memory-limit 0"):
+        assert option in script
+
+
+def test_a_scheduler_that_is_not_there_is_one_message(tmp_path) -> None:
+    (tmp_path / "r.toml").write_text(BASE.to_toml())
+    found = subprocess.run(
+        [*ICLENS, "run", "r.toml", "--out", "run", "--scheduler", "tcp://127.0.0.1:1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 2
+    assert "tcp://127.0.0.1:1" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_where_a_run_is_done_is_no_part_of_what_it_is(tmp_path) -> None:
+    create_run(tmp_path / "run", BASE)
+    there = dataclasses.replace(BASE, cluster=ClusterConfig(kind="slurm", jobs=3))
+    run = create_run(tmp_path / "run", there)
+    assert run.recipe.cluster.jobs == 3
+    assert json.dumps(BASE.difference(there)) == "[]"
+
+
+def test_cells_are_named_alike_everywhere(undisturbed) -> None:
+    cell = undisturbed.cells[0]
+    assert isinstance(cell, Cell)
+    assert not cell.is_held
+    assert cell.rate == 0
