@@ -8,7 +8,7 @@ change neither the arithmetic nor the number of compilations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 PIECE_TOKENS = 1024
 """Positions whose activations a CPU keeps in its cache from the forward pass to the backward."""
@@ -213,6 +213,95 @@ def train(
             train_loss=float(total) / segment if segment else float("nan"),
             evaluations={name: function(state.model) for name, function in evaluate.items()},
         )
+
+
+def train_ensemble(
+    states: Sequence[TrainingState],
+    sources: Sequence[Source],
+    config: TrainingConfig,
+    *,
+    keys: Sequence[PRNGKeyArray],
+    on_steps: Callable[[int], None] | None = None,
+) -> Iterator[list[Snapshot | None]]:
+    """Train members in one program, vectorized over them, yielding as `train` does.
+
+    Members are models of one shape at one step, with sources of one shape.  Each has the batches
+    and updates that it has alone, with matrix products whose rounding may differ.  A member that
+    diverges has one last snapshot and then None, and the others go on.
+
+    Raises `ValueError` if members are at different steps.
+    """
+    done = int(states[0].step)
+    if different := {int(state.step) for state in states} - {done}:
+        raise ValueError(f"expected members at one step, got {sorted({done, *different})}")
+    arrays, static = eqx.partition([state.model for state in states], eqx.is_array)
+    model = eqx.combine(_stack(arrays), static[0])
+    optimizer = _stack([state.optimizer for state in states])
+    diverged = jnp.stack([state.diverged for state in states])
+    source = _stack([jax.tree.map(jnp.asarray, source) for source in sources])
+    key = jnp.stack(list(keys))
+    alive = [int(state.diverged) < 0 for state in states]
+    for stop in config.evaluation_steps:
+        if stop < done or (stop == done and done > 0) or not any(alive):
+            continue
+        total = jnp.zeros(len(states))
+        segment = stop - done
+        while done < stop:
+            model, optimizer, diverged, total = _run_blocks(
+                model,
+                optimizer,
+                diverged,
+                total,
+                source,
+                key,
+                jnp.int32(done),
+                jnp.int32(stop),
+                config,
+            )
+            total.block_until_ready()
+            done = min(stop, (done // BLOCK + 1) * BLOCK)
+            if on_steps is not None:
+                on_steps(done)
+        snapshots: list[Snapshot | None] = []
+        for index, before in enumerate(alive):
+            member = TrainingState(
+                _member(model, index), _member(optimizer, index), jnp.int32(done), diverged[index]
+            )
+            loss = float(total[index]) / segment if segment else float("nan")
+            snapshots.append(Snapshot(stop, member, loss, {}) if before else None)
+            alive[index] = int(diverged[index]) < 0
+        yield snapshots
+
+
+def _stack(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _member(stacked: Any, index: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index] if eqx.is_array(leaf) else leaf, stacked)
+
+
+@eqx.filter_jit
+def _run_blocks(
+    model: Any,
+    optimizer: Any,
+    diverged: Int[Array, " member"],
+    total: Float[Array, " member"],
+    source: Any,
+    key: Key[Array, " member"],
+    step: Int[Array, ""],
+    stop: Int[Array, ""],
+    config: TrainingConfig,
+) -> tuple[Any, Any, Array, Array]:
+    """`_run_block` for each member; they share the step."""
+
+    def one(model: Any, optimizer: Any, diverged: Any, total: Any, source: Any, key: Any) -> Any:
+        state = TrainingState(model, optimizer, step, diverged)
+        state, total = _run_block(state, total, source, key, stop, config)
+        return state.model, state.optimizer, state.diverged, total
+
+    mapped = eqx.filter_vmap(one)(model, optimizer, diverged, total, source, key)
+    return mapped
 
 
 def _pieces(batch: int, context: int) -> int:

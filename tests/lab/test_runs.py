@@ -132,6 +132,7 @@ def test_any_single_damage_is_one_error_that_names_the_key(place, damage) -> Non
         table[section][key + "s"] = table[section].pop(key)
     else:
         assume(not (damage == 0.5 and isinstance(table[section][key], float)))
+        assume(not (damage == "nonsense" and key in ("queue", "account")))  # any text will do
         table[section][key] = damage
     with pytest.raises(ValueError, match=r"^r: ") as error:
         parse_recipe(tomlkit.dumps(table), where="r")
@@ -487,7 +488,7 @@ def test_kill_nine_and_again_ends_with_the_same_bytes(undisturbed, tmp_path, sen
         "os.replace = replace_or_die\n"
         "cli.main()\n"
     )
-    command = ["run", "r.toml", "--out", "run"]
+    command = ["run", "r.toml", "--out", "run", "--workers", "0"]
     killed = subprocess.run(
         [sys.executable, "-c", dies, *command, str(renames)], cwd=tmp_path, capture_output=True
     )
@@ -500,7 +501,8 @@ def test_kill_nine_and_again_ends_with_the_same_bytes(undisturbed, tmp_path, sen
     cell = open_run(tmp_path / "run").cells[0]
     assert cell.status == "unfinished"
     assert cell.steps == list(SHORT.train.evaluation_steps)[: (renames + 1) // 2]
-    assert cli.dispatch(["run", str(tmp_path / "r.toml"), "--out", str(tmp_path / "run")]) == 0
+    command = ["run", str(tmp_path / "r.toml"), "--out", str(tmp_path / "run"), "--workers", "0"]
+    assert cli.dispatch(command) == 0
     assert results(cell) == results(undisturbed)
 
 

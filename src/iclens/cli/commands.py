@@ -17,6 +17,7 @@ def run(arguments: list[str]) -> int:
     import tyro
 
     from iclens.cli.progress import Progress, duration
+    from iclens.lab.ensemble import default_members
     from iclens.lab.recipe import Recipe, load_recipe, presets
     from iclens.lab.store import create_run, open_run
     from iclens.lab.sweep import default_workers, run_sweep
@@ -42,6 +43,7 @@ def run(arguments: list[str]) -> int:
         create: bool = False,
         workers: int | None = None,
         scheduler: str = "",
+        ensemble: int | None = None,
     ) -> dict[str, Any]:
         """Train a recipe's cells, label their phases and write the report.
 
@@ -53,6 +55,8 @@ def run(arguments: list[str]) -> int:
             workers: Processes of one thread each, one for each core where it is not given; with 0
                 (and with a GPU, where it is not given) cells are trained in this process.
             scheduler: Address of a Dask scheduler whose workers train the cells.
+            ensemble: Cells trained in one program in this process; 64 with a GPU, else 1, where it
+                is not given.
         """
         return {
             "recipe": recipe,
@@ -61,11 +65,13 @@ def run(arguments: list[str]) -> int:
             "create": create,
             "workers": workers,
             "scheduler": scheduler,
+            "ensemble": ensemble,
         }
 
     options = tyro.cli(command, args=rest, prog=f"iclens run {source}")
-    if options["workers"] is not None and options["workers"] < 0:
-        raise ValueError(f"--workers: expected at least 0, got {options['workers']}")
+    for name, least in (("workers", 0), ("ensemble", 1)):
+        if options[name] is not None and options[name] < least:
+            raise ValueError(f"--{name}: expected at least {least}, got {options[name]}")
     recipe = options["recipe"]
     if options["plan"]:
         planned = make_plan(recipe)
@@ -81,12 +87,14 @@ def run(arguments: list[str]) -> int:
         print(f"  iclens cell {shlex.quote(str(created.path))} INDEX    (0 to {count - 1})")
         return 0
     workers = default_workers() if options["workers"] is None else options["workers"]
+    members = default_members() if options["ensemble"] is None else options["ensemble"]
     try:
         with Progress(created) as progress:
             failed = run_sweep(
                 created,
                 workers=workers,
                 scheduler=options["scheduler"],
+                ensemble=members,
                 on_event=progress.on_event,
             )
     except KeyboardInterrupt:

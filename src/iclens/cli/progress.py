@@ -56,6 +56,7 @@ class Progress:
             self.failed += event.kind == "fail"
         elif event.kind == "start":
             self.running[name] = (0, "")
+            self.cells = max(self.cells, self.done + self.failed + len(self.running))
         elif name in self.running and event.kind in ("steps", "phase"):
             before, phase = self.running[name]
             if before:  # what a cell that goes on had before was not trained now

@@ -45,7 +45,7 @@ from iclens.phases import (
     position_bins,
 )
 from iclens.predictors import PREDICTORS, reference_predictors
-from iclens.training import TrainingState, initial_state, train
+from iclens.training import Snapshot, TrainingState, initial_state, train
 from iclens.transformer import Transformer, forward
 
 PURPOSES = ("chains", "model", "batches", "id", "ood", "trace")
@@ -95,12 +95,17 @@ class Cell:
             return None
         return self.prior.sample(self.key("chains"), self.chains)
 
+    @property
+    def source(self) -> ChainSet | ChainPrior:
+        """Where training sequences come from."""
+        return self.chain_set or self.prior
+
     @cached_property
     def evaluation_sets(self) -> dict[str, EvaluationSet]:
         """The ID and the OOD evaluation set."""
         predictors = reference_predictors(self.chain_set, self.prior)
         sizes = (self.recipe.evaluation.sequences, self.recipe.task.context)
-        sources = {"id": self.chain_set or self.prior, "ood": self.prior}
+        sources = {"id": self.source, "ood": self.prior}
         return {
             name: evaluation_set(source, predictors, *sizes, key=self.key(name))
             for name, source in sources.items()
@@ -281,33 +286,40 @@ def run_cell(
     A cell that was interrupted ends bit-identical to one that was not.  `on_steps` is called with
     the number of steps done, `on_phase` also with the label, after each evaluation.
     """
+    for snapshot in train(
+        begin(cell), cell.source, cell.recipe.train, key=cell.key("batches"), on_steps=on_steps
+    ):
+        on_phase(snapshot.step, save_snapshot(cell, snapshot))
+    finish(cell)
+
+
+def begin(cell: Cell) -> TrainingState:
+    """The state that the training of a cell starts or goes on from; makes the cell's folder."""
     cell._pieces_path.mkdir(parents=True, exist_ok=True)
     (cell.path / "error.txt").unlink(missing_ok=True)
-    sets = cell.evaluation_sets
-    reference_loss = np.stack([sets["id"].reference_loss, sets["ood"].reference_loss])
-    for snapshot in train(
-        cell._state or initial_state(cell.new_model(), cell.recipe.train),
-        cell.chain_set or cell.prior,
-        cell.recipe.train,
-        key=cell.key("batches"),
-        evaluate={"curves": lambda model: evaluate(model, sets["id"], sets["ood"])},
-        on_steps=on_steps,
-    ):
-        state = snapshot.state
-        measured = {
-            **snapshot.evaluations["curves"],
-            "train_loss": np.float32(snapshot.train_loss),
-            "reference_loss": reference_loss,
-        }
-        piece = {
-            **{f"curves.{name}": np.asarray(array) for name, array in measured.items()},
-            **{f"model.{name}": array for name, array in tree_to_arrays(state.model).items()},
-            "diverged": np.asarray(state.diverged),
-        }
-        write_arrays(cell._pieces_path / f"{snapshot.step}.safetensors", piece)
-        write_arrays(cell.path / "state.safetensors", tree_to_arrays(state))
-        on_phase(snapshot.step, phase_name(int(measured["nearest"])))
+    return cell._state or initial_state(cell.new_model(), cell.recipe.train)
 
+
+def save_snapshot(cell: Cell, snapshot: Snapshot) -> str:
+    """Measure and save a cell at an evaluation point; returns its label there."""
+    state, sets = snapshot.state, cell.evaluation_sets
+    measured = {
+        **evaluate(state.model, sets["id"], sets["ood"]),
+        "train_loss": np.float32(snapshot.train_loss),
+        "reference_loss": np.stack([sets["id"].reference_loss, sets["ood"].reference_loss]),
+    }
+    piece = {
+        **{f"curves.{name}": np.asarray(array) for name, array in measured.items()},
+        **{f"model.{name}": array for name, array in tree_to_arrays(state.model).items()},
+        "diverged": np.asarray(state.diverged),
+    }
+    write_arrays(cell._pieces_path / f"{snapshot.step}.safetensors", piece)
+    write_arrays(cell.path / "state.safetensors", tree_to_arrays(state))
+    return phase_name(int(measured["nearest"]))
+
+
+def finish(cell: Cell) -> None:
+    """Join the pieces of a trained cell, and mark it as done."""
     trained = replace(cell)
     write_arrays(cell.path / "checkpoints.safetensors", trained._stack("model."))
     write_dataset(cell.path / "curves.nc", trained._join_curves())

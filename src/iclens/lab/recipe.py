@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from dataclasses import dataclass, field
 from importlib import resources
@@ -57,12 +58,17 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """The cells: every K with every seed."""
+    """The cells: every K with every seed, or those of them that the thresholds need."""
 
     chains: tuple[Diversity, ...] = (2, 8, 32, 128, 512)
     """Values of the data diversity K; "infinite" draws a fresh chain for every sequence."""
     seeds: tuple[int, ...] = (0,)
     """Seeds, from 0 to 2^32 - 1."""
+    refine: bool = False
+    """Whether only those K are trained, of `chains` and then between them, that narrow the brackets
+    of K1* and K2*."""
+    ratio: float = 1.25
+    """Where K refines: how far apart, as a factor, the ends of a bracket may stay."""
 
     def __post_init__(self) -> None:
         for name in ("chains", "seeds"):
@@ -73,6 +79,8 @@ class SweepConfig:
                 raise ValueError(f"sweep.{name}: expected no value twice, got {list(values)}")
         if small := [count for count in self.chains if count != "infinite" and count < 1]:
             raise ValueError(f"sweep.chains: expected at least 1, got {small[0]}")
+        if not 1 < self.ratio < float("inf"):
+            raise ValueError(f"sweep.ratio: expected a number above 1, got {self.ratio}")
         if wrong := [seed for seed in self.seeds if not 0 <= seed < 2**32]:
             raise ValueError(f"sweep.seeds: expected 0 to 2^32 - 1, got {wrong[0]}")
 
@@ -102,6 +110,12 @@ class ClusterConfig:
         for name in ("jobs", "cores"):
             if getattr(self, name) < 1:
                 raise ValueError(f"cluster.{name}: expected at least 1, got {getattr(self, name)}")
+        for name, form, example in (
+            ("memory", r"\d+(\.\d+)? ?[kMGT]i?B", "4 GiB"),
+            ("walltime", r"(\d+-)?\d+:\d\d:\d\d", "04:00:00"),
+        ):
+            if not re.fullmatch(form, value := getattr(self, name)):
+                raise ValueError(f"cluster.{name}: expected a text like {example!r}, got {value!r}")
 
 
 @dataclass(frozen=True)

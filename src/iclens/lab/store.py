@@ -12,9 +12,10 @@ import contextlib
 import dataclasses
 import json
 import platform
+import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -26,7 +27,8 @@ import jax
 
 from iclens.lab.cell import Cell
 from iclens.lab.files import hold_lock, write_file
-from iclens.lab.recipe import Recipe, SweepConfig, load_recipe, parse_recipe
+from iclens.lab.recipe import Diversity, Recipe, load_recipe, parse_recipe
+from iclens.lab.refine import next_chains
 from iclens.phases import PhaseMap, float_diversity
 
 LIBRARIES = ("iclens", "jax", "jaxlib", "equinox", "optax", "numpy")
@@ -78,12 +80,31 @@ class Run:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """The cells of the recipe, by K, then seed."""
+        """The cells of the recipe, by K, then seed.
+
+        Of a sweep that refines, those that were begun, or where all of these are done, also those
+        that come next.
+        """
         sweep = self.recipe.sweep
+        if not sweep.refine:
+            return self._cells_of(sweep.chains)
+        begun = {
+            chains
+            for path in (self.path / "cells").glob("chains=*,seed=*")
+            if (chains := _chains_of(path.name)) is not None
+        }
+        cells = self._cells_of(begun)
+        if any(cell.status != "done" for cell in cells):
+            return cells
+        found = PhaseMap.from_curves(cell.curves for cell in cells if cell.curves is not None)
+        new = self._cells_of(next_chains(begun, found, sweep.chains, sweep.ratio))
+        return sorted([*cells, *new], key=lambda c: (float_diversity(c.chains), c.seed))
+
+    def _cells_of(self, diversities: Iterable[Diversity]) -> list[Cell]:
         return [
             Cell(self.path / "cells", self.recipe, chains, seed)
-            for chains in sorted(sweep.chains, key=float_diversity)
-            for seed in sorted(sweep.seeds)
+            for chains in sorted(diversities, key=float_diversity)
+            for seed in sorted(self.recipe.sweep.seeds)
         ]
 
     def cell(self, chains: int | str, seed: int = 0) -> Cell:
@@ -101,6 +122,13 @@ class Run:
     def phase_map(self) -> PhaseMap:
         """The phase map of all cells that have curves."""
         return PhaseMap.from_curves(cell.curves for cell in self.cells if cell.curves is not None)
+
+
+def _chains_of(name: str) -> Diversity | None:
+    """K in the name of a cell's folder; None for other folders, such as those set aside."""
+    if found := re.fullmatch(r"chains=(\d+|infinite),seed=\d+", name):
+        return "infinite" if found[1] == "infinite" else int(found[1])
+    return None
 
 
 def is_run(path: Path) -> bool:
@@ -153,7 +181,8 @@ def create_run(path: str | Path, recipe: Recipe) -> Run:
                     f"the run at {str(path)!r} has another recipe (saved against asked): "
                     f"{'; '.join(different)}. Choose another folder with --out"
                 )
-            sweep = SweepConfig(
+            sweep = dataclasses.replace(
+                recipe.sweep,
                 chains=tuple(dict.fromkeys(old.sweep.chains + recipe.sweep.chains)),
                 seeds=tuple(dict.fromkeys(old.sweep.seeds + recipe.sweep.seeds)),
             )

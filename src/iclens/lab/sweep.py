@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from iclens.lab.cell import Cell, run_cell, tidy
+from iclens.lab.ensemble import run_ensembles
 from iclens.lab.recipe import Recipe
 from iclens.lab.store import Run, hold, open_run, record_provenance
 from iclens.lab.work import Event, work
@@ -81,6 +82,7 @@ def run_sweep(
     *,
     workers: int = 0,
     scheduler: str = "",
+    ensemble: int = 1,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> dict[str, str]:
     """Run the cells that are not done yet; returns why those failed that did, by name.
@@ -88,39 +90,63 @@ def run_sweep(
     Cells are trained by the workers of the Dask scheduler at an address, by jobs of a batch system
     where the recipe says so, by as many processes of one thread each as there are `workers`, or
     one after another in this process, on all its cores.  A cell ends with the same bytes in any
-    number of workers, and whenever it was interrupted.
+    number of workers, and whenever it was interrupted.  With an `ensemble` of several members, as
+    many cells are trained in one program in this process; their rounding differs.
 
     Raises `ValueError` if another process works on the run, `OSError` if there is no scheduler.
     """
+    failed: dict[str, str] = {}
     with hold(run):
         record_provenance(run)
-        wanted = []
-        for cell in in_order(open_run(run.path).cells):
-            if cell.status == "done":
-                tidy(cell)
-                on_event(Event(cell.name, "skip"))
-            else:
-                wanted.append(replace(cell))
-        if not wanted:
-            return {}
-        if scheduler or workers or run.recipe.cluster.kind != "local":
-            from iclens.lab import cluster
+        seen: set[str] = set()
+        while wanted := _wanted(run, seen, on_event):
+            failed |= _run_cells(run, wanted, workers, scheduler, ensemble, on_event)
+    return failed
 
-            if scheduler:
-                clients = cluster.remote_client(scheduler, run.path)
-            elif run.recipe.cluster.kind == "slurm":
-                clients = cluster.slurm_client(run.recipe.cluster)
-            else:
-                clients = cluster.local_client(min(workers, len(wanted)))
-            with clients as client:
-                return cluster.run_on(client, wanted, on_event)
-        failed = {}
-        for cell in wanted:
-            reason = work(cell, on_event)
-            on_event(Event(cell.name, "fail" if reason else "done", detail=reason or ""))
-            if reason:
-                failed[cell.name] = reason
-        return failed
+
+def _wanted(run: Run, seen: set[str], on_event: Callable[[Event], None]) -> list[Cell]:
+    """The cells to do, in order, of those that were not seen before; a refined sweep gets more."""
+    wanted = []
+    for cell in in_order(open_run(run.path).cells):
+        if cell.name in seen:
+            continue
+        seen.add(cell.name)
+        if cell.status == "done":
+            tidy(cell)
+            on_event(Event(cell.name, "skip"))
+        else:
+            wanted.append(replace(cell))
+    return wanted
+
+
+def _run_cells(
+    run: Run,
+    cells: Sequence[Cell],
+    workers: int,
+    scheduler: str,
+    ensemble: int,
+    on_event: Callable[[Event], None],
+) -> dict[str, str]:
+    if ensemble > 1:
+        return run_ensembles(cells, ensemble, on_event)
+    if scheduler or workers or run.recipe.cluster.kind != "local":
+        from iclens.lab import cluster
+
+        if scheduler:
+            clients = cluster.remote_client(scheduler, run.path)
+        elif run.recipe.cluster.kind == "slurm":
+            clients = cluster.slurm_client(run.recipe.cluster)
+        else:
+            clients = cluster.local_client(min(workers, len(cells)))
+        with clients as client:
+            return cluster.run_on(client, cells, on_event)
+    failed = {}
+    for cell in cells:
+        reason = work(cell, on_event)
+        on_event(Event(cell.name, "fail" if reason else "done", detail=reason or ""))
+        if reason:
+            failed[cell.name] = reason
+    return failed
 
 
 def in_order(cells: Sequence[Cell]) -> list[Cell]:

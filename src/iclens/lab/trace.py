@@ -106,7 +106,7 @@ def trace_cell(
         raise ValueError("a trace needs at least one checkpoint, got no steps")
     models = [cell.model(step) for step in steps]
     context, key = cell.recipe.task.context, cell.key("trace")
-    source = cell.chain_set or cell.prior
+    source = cell.source
     names = ("id", "ood", "shuffle", "probe", "random")
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
     contrasts = {

@@ -38,22 +38,12 @@ class Event:
 
 
 def work(cell: Cell, tell: Callable[[Event], None]) -> str | None:
-    """Do a cell, unless it is done; returns the traceback if it fails.
-
-    While another process is at the cell, this one waits: it may be one that was given up for lost.
-    """
-    cell = replace(cell)  # as it stands now
+    """Do a cell, unless it is done; returns the traceback if it fails."""
     told = Teller(cell.name, tell)
     try:
-        with hold_cell(cell, told):
-            tidy(cell)
-            if cell.status == "done":
-                return None
-            if cell.status == "damaged":
-                told("set aside", detail=cell.damage or "")
-                _set_aside(cell)
-            told("start")
-            run_cell(replace(cell), on_steps=told.steps, on_phase=told.phase)
+        with prepare(replace(cell), told) as wanting:
+            if wanting is not None:
+                run_cell(wanting, on_steps=told.steps, on_phase=told.phase)
     except Exception as error:
         reason = "".join(traceback.format_exception(error))
         keep_error(cell, reason)
@@ -62,8 +52,26 @@ def work(cell: Cell, tell: Callable[[Event], None]) -> str | None:
 
 
 @contextlib.contextmanager
+def prepare(cell: Cell, told: Teller) -> Iterator[Cell | None]:
+    """Hold a cell and make it ready to be trained; yields None if it is done.
+
+    While another process is at the cell, this one waits: that may be one given up for lost.
+    """
+    with hold_cell(cell, told):
+        tidy(cell)
+        if cell.status == "done":
+            yield None
+            return
+        if cell.status == "damaged":
+            told("set aside", detail=cell.damage or "")
+            _set_aside(cell)
+        told("start")
+        yield replace(cell)
+
+
+@contextlib.contextmanager
 def hold_cell(cell: Cell, told: Teller) -> Iterator[None]:
-    """Keep other processes from a cell meanwhile; waits for one that is at it."""
+    """Keep other processes from a cell meanwhile."""
     if not cell.folder.parent.is_dir():
         raise FileNotFoundError(f"the run's folder {str(cell.folder.parent)!r} is gone")
     cell.folder.mkdir(exist_ok=True)
