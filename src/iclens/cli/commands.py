@@ -105,7 +105,10 @@ def run(arguments: list[str]) -> int:
         return 130
     finished = open_run(created.path)
     print_phases(finished)
-    print(f"report  {write_report(finished)}")
+    try:
+        print(f"report  {write_report(finished)}")
+    except OSError as error:  # the failures of cells are still to be told
+        failed["report"] = str(error)
     for name, reason in failed.items():
         last = reason.strip().splitlines()[-1]
         saved = created.path / "cells" / name / "error.txt"
