@@ -3,13 +3,42 @@
 import shlex
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:
     from iclens.lab.store import Run
     from iclens.lab.work import Event
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how a recipe is run."""
+
+    out: Path | None = None
+    """Folder of the run; runs/NAME where it is not given."""
+    plan: bool = False
+    """Print cells, steps, and estimated time and memory, and stop."""
+    create: bool = False
+    """Write the run's folder and stop, for `iclens cell`."""
+    workers: int | None = None
+    """Processes of one thread each, one for each core where it is not given; with 0 (and with a
+    GPU, where it is not given) cells are trained in this process."""
+    scheduler: str = ""
+    """Address of a Dask scheduler whose workers train the cells."""
+    ensemble: int | None = None
+    """Cells trained in one program in this process; where it is not given, 64 with a GPU, else 1."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 0), ("ensemble", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"--{name}: expected at least {least}, got {value}")
+
+
+DEFAULTS = RunOptions()
 
 
 def run(arguments: list[str]) -> int:
@@ -38,62 +67,42 @@ def run(arguments: list[str]) -> int:
 
     def command(
         recipe: Annotated[Recipe, tyro.conf.arg(name="")] = loaded,
-        out: Path | None = None,
-        plan: bool = False,
-        create: bool = False,
-        workers: int | None = None,
-        scheduler: str = "",
-        ensemble: int | None = None,
-    ) -> dict[str, Any]:
+        options: Annotated[RunOptions, tyro.conf.arg(name="")] = DEFAULTS,
+    ) -> tuple[Recipe, RunOptions]:
         """Train a recipe's cells, label their phases and write the report.
 
         Args:
             recipe: Keys of the recipe to change.
-            out: Folder of the run; runs/NAME where it is not given.
-            plan: Print cells, steps, and estimated time and memory, and stop.
-            create: Write the run's folder and stop, for `iclens cell`.
-            workers: Processes of one thread each, one for each core where it is not given; with 0
-                (and with a GPU, where it is not given) cells are trained in this process.
-            scheduler: Address of a Dask scheduler whose workers train the cells.
-            ensemble: Cells trained in one program in this process; 64 with a GPU, else 1, where it
-                is not given.
+            options: Where and how.
         """
-        return {
-            "recipe": recipe,
-            "out": out,
-            "plan": plan,
-            "create": create,
-            "workers": workers,
-            "scheduler": scheduler,
-            "ensemble": ensemble,
-        }
+        return recipe, options
 
-    options = tyro.cli(command, args=rest, prog=f"iclens run {source}")
-    for name, least in (("workers", 0), ("ensemble", 1)):
-        if options[name] is not None and options[name] < least:
-            raise ValueError(f"--{name}: expected at least {least}, got {options[name]}")
-    recipe = options["recipe"]
-    if options["plan"]:
+    recipe, options = tyro.cli(command, args=rest, prog=f"iclens run {source}")
+    workers = default_workers() if options.workers is None else options.workers
+    if options.plan:
         planned = make_plan(recipe)
-        print(f"cells   {planned.cells}")
+        at_once = max(1, min(workers, planned.cells))
+        print(f"cells   {'at most ' * recipe.sweep.refine}{planned.cells}")
         print(f"steps   {planned.steps}")
-        print(f"time    about {duration(planned.seconds)} on this machine")
-        print(f"memory  about {planned.peak_bytes / 2**20:.0f} MiB")
+        print(f"time    about {duration(planned.seconds / at_once)} on this machine")
+        each = f" for each of {at_once} workers" if at_once > 1 else ""
+        print(f"memory  about {planned.peak_bytes / 2**20:.0f} MiB{each}")
         return 0
-    created = create_run(options["out"] or Path("runs") / Path(source).stem, recipe)
-    if options["create"]:
+    if options.create and recipe.sweep.refine:
+        raise ValueError("--create: the cells of a sweep that refines are not known beforehand")
+    created = create_run(options.out or Path("runs") / Path(source).stem, recipe)
+    if options.create:
         count = len(created.cells)
         print(f"{created.path}: {count} cells, of which none was trained. Each is done by")
         print(f"  iclens cell {shlex.quote(str(created.path))} INDEX    (0 to {count - 1})")
         return 0
-    workers = default_workers() if options["workers"] is None else options["workers"]
-    members = default_members() if options["ensemble"] is None else options["ensemble"]
+    members = default_members() if options.ensemble is None else options.ensemble
     try:
         with Progress(created) as progress:
             failed = run_sweep(
                 created,
                 workers=workers,
-                scheduler=options["scheduler"],
+                scheduler=options.scheduler,
                 ensemble=members,
                 on_event=progress.on_event,
             )

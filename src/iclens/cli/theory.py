@@ -20,7 +20,7 @@ from iclens.lab.store import Run, is_run, open_run
 from iclens.lab.sweep import default_workers
 from iclens.lab.work import Event
 from iclens.report import write_report
-from iclens.report.theory import write_theory_figures
+from iclens.report.theory import describe_interval, write_theory_figures
 
 INDUCTION, MEMORY = InductionStudy(), MemoryStudy()
 GROWTH_CONTEXTS = (32, 64, 128, 256, 512, 1024, 2048)
@@ -157,8 +157,7 @@ def race(out: Path = OUT, recipe: str = "race", json: bool = False) -> int:
             f"K = {k:<6}" + "".join(f"{m:8.0f}" if m < np.inf else f"{'never':>8}" for m in medians)
         )
     for name, value in told.items():
-        shown = value if isinstance(value, str) else "{:.3g} ({:.3g} to {:.3g})".format(*value)
-        print(f"{name:18} {shown}")
+        print(f"{name:18} {value if isinstance(value, str) else describe_interval(*value)}")
     return 0
 
 
@@ -230,9 +229,9 @@ def _print_laws(times: xr.Dataset, quiet: bool) -> None:
                 float(times[f"{family}{part}"][place])
                 for part in ("a", "error", "delay", "aic", "weight")
             )
-            start = f"{delay:.4g} + " if family else ""
+            start = f"{delay:.0f} + " if family else ""
             print(
-                f"tau = {start + 'a ' + law:18} a = {a:.4g} +- {error:.2g}, "
+                f"tau = {start + 'a ' + law:17} a = {a:.4g} +- {error:.2g}, "
                 f"AIC {aic - least:+.1f}, Akaike weight {weight:.3g}"
             )
 

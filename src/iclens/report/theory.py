@@ -75,6 +75,11 @@ def _interval(low: float, high: float, form: str = "{:.3g}") -> str:
     return f"{ends[0]} to {ends[1]}"
 
 
+def describe_interval(value: float, low: float, high: float) -> str:
+    """A value with its interval, whose ends may be open (NaN or infinite)."""
+    return f"{value:.3g} ({_interval(low, high)})"
+
+
 # --- the reduced induction head
 
 
@@ -325,9 +330,7 @@ def race(result: xr.Dataset) -> Figure:
 
 def _of_race(result: xr.Dataset) -> str:
     told = {
-        name: value
-        if isinstance(value, str)
-        else f"{value[0]:.3g} ({_interval(value[1], value[2])})"
+        name: value if isinstance(value, str) else describe_interval(*value)
         for name, value in ((n, result.attrs.get(f"K1* {n}", "unknown")) for n in RACE_CRITERIA)
     }
     return (
@@ -368,8 +371,8 @@ def _of_threshold(symbol: str, beyond: str) -> Callable[[xr.Dataset], str]:
     def caption(table: xr.Dataset) -> str:
         value, low, high, *_ = table.fit.values[0]
         return (
-            f"{symbol} = {value:.3g} ({_interval(low, high)}), by profile likelihood of a logistic "
-            f"function of ln K (line; band: interval). Beyond it runs {beyond}; "
+            f"{symbol} = {describe_interval(value, low, high)}, by profile likelihood of a "
+            f"logistic function of ln K (line; band: interval). Beyond it runs {beyond}; "
             f"{len(table.run)} runs."
         )
 
@@ -404,7 +407,7 @@ def _of_switching(table: xr.Dataset) -> str:
     (k2, k2_low, k2_high), (gamma, low, high) = table.fit.values[:, :3]
     return (
         "Steps from G2 to M2, and a (K2* - K)^-gamma fitted with the runs that had not turned as "
-        f"censored: K2* = {k2:.3g} ({_interval(k2_low, k2_high)}), gamma = {gamma:.2g} "
+        f"censored: K2* = {describe_interval(k2, k2_low, k2_high)}, gamma = {gamma:.2g} "
         f"({_interval(low, high, '{:.2g}')})."
     )
 
