@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from iclens.lab.refine import next_chains
+from iclens.lab.store import open_run
+from iclens.phases import PhaseMap
+
 pytestmark = pytest.mark.slow
 
 
@@ -62,6 +66,20 @@ def test_between_the_thresholds_g2_comes_first_and_gives_way_to_m2(paths) -> Non
 def test_many_chains_are_generalised_to_the_end(paths, chains) -> None:
     assert paths[chains][-2:] == ["G1", "G2"]
     assert "M2" not in paths[chains]
+
+
+def test_refinement_finds_both_brackets_with_three_fifths_of_the_steps(out) -> None:
+    """On what this run did: a refined sweep trains the same cells, only fewer of them."""
+    whole = open_run(out).phase_map
+    grid = [cell["chains"] for cell in whole.cells]
+    found = PhaseMap([])
+    while wanted := next_chains([c["chains"] for c in found.cells], found, grid, ratio=2.0):
+        known = {cell["chains"] for cell in found.cells} | set(wanted)
+        found = PhaseMap([cell for cell in whole.cells if cell["chains"] in known])
+    assert {n: t["bracket"] for n, t in found.thresholds.items()} == {
+        n: t["bracket"] for n, t in whole.thresholds.items()
+    }
+    assert len(found.cells) <= 0.6 * len(grid)
 
 
 def traced(out: Path, chains: int, step: str) -> dict:

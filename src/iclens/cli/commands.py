@@ -29,7 +29,7 @@ class RunOptions:
     scheduler: str = ""
     """Address of a Dask scheduler whose workers train the cells."""
     ensemble: int | None = None
-    """Cells trained in one program in this process; where it is not given, 64 with a GPU, else 1."""
+    """Cells trained in one program in this process; 64 with a GPU, else 1, by default."""
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 0), ("ensemble", 1)):
