@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from iclens.lab.files import read_dataset
 from iclens.phases import PHASES
@@ -149,6 +150,8 @@ def growth(table: xr.Dataset) -> Figure:
         )
     axes.set(xscale="log", yscale="log", xlabel="context N", ylabel="flow time to 2-Gen")
     axes.set_xticks(ticks := np.unique(context), [str(tick) for tick in ticks])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     axes.legend()
     return figure
