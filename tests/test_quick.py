@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from iclens.lab.refine import next_chains
+from iclens.lab.refine import next_cells
 from iclens.lab.store import open_run
 from iclens.phases import PhaseMap
 
@@ -73,8 +73,9 @@ def test_refinement_finds_both_brackets_with_three_fifths_of_the_steps(out) -> N
     whole = open_run(out).phase_map
     grid = [cell["chains"] for cell in whole.cells]
     found = PhaseMap([])
-    while wanted := next_chains([c["chains"] for c in found.cells], found, grid, ratio=2.0):
-        known = {cell["chains"] for cell in found.cells} | set(wanted)
+    known: set[int] = set()
+    while wanted := next_cells([(k, 0) for k in known], found, grid, [0], ratio=2.0):
+        known |= {chains for chains, _ in wanted}
         found = PhaseMap([cell for cell in whole.cells if cell["chains"] in known])
     assert {n: t["bracket"] for n, t in found.thresholds.items()} == {
         n: t["bracket"] for n, t in whole.thresholds.items()

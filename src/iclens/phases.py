@@ -313,6 +313,13 @@ def successive_phases(curves: xr.Dataset) -> tuple[list[str], list[int]]:
     return phases, steps
 
 
+BEYOND: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "K1*": lambda cell: "G2" in cell["phases"],
+    "K2*": lambda cell: cell["phases"][-1] != "M2",
+}
+"""Whether a cell of a phase map lies beyond a threshold."""
+
+
 @dataclass(frozen=True)
 class PhaseMap:
     """Phases over data diversity K and training, with the two thresholds."""
@@ -353,21 +360,29 @@ class PhaseMap:
         """
         return {
             "K1*": self._bracket(
-                lambda cell: "G2" in cell["phases"],
-                "G2 is never visited at K = low and is visited at K = high",
+                "K1*", "G2 is never visited at K = low and is visited at K = high"
             ),
             "K2*": self._bracket(
-                lambda cell: cell["phases"][-1] != "M2",
+                "K2*",
                 "training ends in M2 at K = low and not at K = high; "
                 "longer training can only raise it",
             ),
         }
 
-    def _bracket(self, beyond: Callable[[dict[str, Any]], bool], note: str) -> dict[str, Any]:
-        labelled = [c for c in self.cells if c["phases"] and c["outcome"] == "finished"]
+    def outcomes(self, threshold: str, seed: int) -> list[tuple[int | str, bool]]:
+        """K, and whether the cell is beyond a threshold, of one seed's finished cells, by K."""
+        return [
+            (cell["chains"], BEYOND[threshold](cell))
+            for cell in self.cells
+            if cell["seed"] == seed and cell["phases"] and cell["outcome"] == "finished"
+        ]
+
+    def _bracket(self, threshold: str, note: str) -> dict[str, Any]:
         per_seed = []
-        for seed in sorted({cell["seed"] for cell in labelled}):
-            row = [(cell["chains"], beyond(cell)) for cell in labelled if cell["seed"] == seed]
+        for seed in sorted({cell["seed"] for cell in self.cells}):
+            row = self.outcomes(threshold, seed)
+            if not row:
+                continue
             # Where the outcome is not monotone in K the bracket spans the whole mixed stretch.
             first_beyond = next((i for i, (_, past) in enumerate(row) if past), len(row))
             last_below = max((i for i, (_, past) in enumerate(row) if not past), default=-1)

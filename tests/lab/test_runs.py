@@ -59,7 +59,7 @@ def test_presets_round_trip_through_toml(name) -> None:
         ("[model]\nattention_only = 1", "model.attention_only: expected true or false, got 1"),
         ("[sweep]\nchains = [2, 'infinit']", "or 'infinite', got 'infinit'; did you mean 'infin"),
         ("[sweep]\nchains = []", "sweep.chains: expected at least one value, got none"),
-        ("[sweep]\nchains = [0]", "sweep.chains: expected at least 1, got 0"),
+        ("[sweep]\nchains = [0]", "sweep.chains: expected 1 to 2^32 - 1, got 0"),
         ("[sweep]\nseeds = [1, 1]", "sweep.seeds: expected no value twice"),
         ("[sweep]\nchains = 3", "sweep.chains: expected a list, got 3"),
         ("task = 3", "r: task: expected a table of keys, got 3"),
@@ -395,7 +395,7 @@ def test_a_full_disk_stops_no_other_cell_and_is_told(tmp_path, monkeypatch) -> N
 
 def test_a_recipe_that_was_edited_after_training_is_refused(tmp_path) -> None:
     run = create_run(tmp_path / "run", SHORT)
-    record_provenance(run)
+    record_provenance(run, {})
     path = run.path / "recipe.toml"
     text = path.read_text()
     path.write_text(text.replace("steps = 200", "steps = 300"))

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from iclens.lab import times
 from iclens.lab.files import read_dataset
+from iclens.lab.fits import fit_run
 from iclens.lab.store import open_run
 from iclens.report import write_report
 from iclens.report.theory import DRAWINGS, write_theory_figures
@@ -64,6 +66,20 @@ def test_a_damaged_result_is_told_in_the_page(saved_run: Path, tmp_path: Path) -
     page = write_report(open_run(run)).read_text()
     assert page.count('<img src="data:image/svg+xml;base64,') == 1
     assert "race.nc cannot be read as netCDF" in page
+
+
+def test_a_switch_to_m2_counts_from_g2_on(saved_run: Path) -> None:
+    """In M1, before G2, a model is nearer to 2-Mem than to 2-Gen already."""
+    run = open_run(saved_run)
+    found = {cell.chains: times.time_to_switch(cell) for cell in run.cells if cell.seed == 0}
+    label = {cell.chains: times.time_to_2_mem(cell) for cell in run.cells if cell.seed == 0}
+    assert times.visits_g2(run.cell(16))
+    assert found[16] == label[16]
+    assert found[16][0] > 1000
+    assert math.isinf(found[512][1])
+    fitted = fit_run(run)
+    assert fitted["K2* (end state)"].parameters["threshold"].value > 16
+    assert "at 3 values of K" in fitted["switching"]
 
 
 @pytest.mark.parametrize("name", list(DRAWINGS))

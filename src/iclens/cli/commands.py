@@ -36,6 +36,17 @@ class RunOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"--{name}: expected at least {least}, got {value}")
+        asked = [
+            name
+            for name, given in (
+                ("--workers", self.workers),
+                ("--scheduler", self.scheduler),
+                ("--ensemble", (self.ensemble or 1) > 1),
+            )
+            if given
+        ]
+        if len(asked) > 1:
+            raise ValueError(f"expected one of {' and '.join(asked)}, got both")
 
 
 DEFAULTS = RunOptions()
@@ -93,10 +104,13 @@ def run(arguments: list[str]) -> int:
     created = create_run(options.out or Path("runs") / Path(source).stem, recipe)
     if options.create:
         count = len(created.cells)
-        print(f"{created.path}: {count} cells, of which none was trained. Each is done by")
+        print(f"{created.path}: {count} cells. Each is done by")
         print(f"  iclens cell {shlex.quote(str(created.path))} INDEX    (0 to {count - 1})")
         return 0
-    members = default_members() if options.ensemble is None else options.ensemble
+    members = options.ensemble or 1
+    elsewhere = options.workers or options.scheduler or recipe.cluster.kind != "local"
+    if options.ensemble is None and not elsewhere:
+        members = default_members(recipe)
     try:
         with Progress(created) as progress:
             failed = run_sweep(
@@ -106,18 +120,18 @@ def run(arguments: list[str]) -> int:
                 ensemble=members,
                 on_event=progress.on_event,
             )
+        finished = open_run(created.path)
+        print_phases(finished)
+        try:
+            print(f"report  {write_report(finished)}")
+        except OSError as error:  # the failures of cells are still to be told
+            failed["report"] = str(error)
     except KeyboardInterrupt:
         print(
             f"\nstopped; nothing that was saved is lost. To go on: {created.resume_command}",
             file=sys.stderr,
         )
         return 130
-    finished = open_run(created.path)
-    print_phases(finished)
-    try:
-        print(f"report  {write_report(finished)}")
-    except OSError as error:  # the failures of cells are still to be told
-        failed["report"] = str(error)
     for name, reason in failed.items():
         last = reason.strip().splitlines()[-1]
         saved = created.path / "cells" / name / "error.txt"
@@ -137,12 +151,14 @@ def cell(run: Path, index: int, /) -> int:
     from iclens.lab.sweep import in_order
     from iclens.lab.work import use_one_thread, work
 
+    use_one_thread()
     opened = open_run(run)
+    if opened.recipe.sweep.refine:
+        raise ValueError("the cells of a sweep that refines are not known beforehand")
     cells = in_order(opened.cells)
     if not 0 <= index < len(cells):
         raise ValueError(f"expected an index from 0 to {len(cells) - 1}, got {index}")
-    use_one_thread()
-    record_provenance(opened)
+    record_provenance(opened, {"cell": index})
     chosen = cells[index]
     quiet = ("steps",)
 
@@ -175,7 +191,8 @@ def status(run: Path, /) -> int:
         told = (cell.error or "").strip().splitlines()[-1:] or (
             [outcome] if outcome.startswith("diverged") else []
         )
-        state = "running" if cell.is_held else cell.status
+        held = cell.is_held
+        state = "running" if held else cell.status
         counts[state] += 1
         line = f"{cell.name:28} {state:10} step {step} of {steps}"
         if curves is not None and state != "done":
@@ -183,7 +200,7 @@ def status(run: Path, /) -> int:
         print(" ".join([line, *told]))
         if cell.status != "done":
             left += steps - step
-        if cell.is_held:
+        if held:
             rate += cell.rate
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if counts["running"] and rate:

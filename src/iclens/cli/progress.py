@@ -25,6 +25,7 @@ class Progress:
 
     def __init__(self, run: "Run") -> None:
         self.steps = run.recipe.train.steps
+        self.refines = run.recipe.sweep.refine
         self.cells = len(run.cells)
         self.done = self.failed = 0
         self.running: dict[str, tuple[int, str]] = {}  # steps and label
@@ -46,12 +47,12 @@ class Progress:
     def on_event(self, event: "Event") -> None:
         """Take in what happens to a cell."""
         name = event.cell
-        if event.kind == "dashboard":
-            self.say(f"dashboard {event.detail}")
+        if not name:
+            idle = "no worker is there: waiting for one"
+            self.say(idle if event.kind == "idle" else f"dashboard {event.detail}")
+            return
         if event.kind in ("skip", "done", "fail"):
-            before, _ = self.running.pop(name, (0, ""))
-            if event.kind == "done" and before:
-                self.count(self.steps - before)
+            self.running.pop(name, None)
             self.done += event.kind != "fail"
             self.failed += event.kind == "fail"
         elif event.kind == "start":
@@ -99,13 +100,14 @@ class Progress:
         (begun, first), (last, trained) = self.window[0], self.window[-1]
         rate = (trained - first) / max(last - begun, 1e-9)
         left = (self.cells - self.done - self.failed) * self.steps
-        left -= sum(steps for steps, _ in self.running.values())
-        return f"{line}, {rate:.0f} steps/s, {duration(left / max(rate, 1e-9))} left"
+        left -= sum(steps for steps, _ in dict(self.running).values())
+        least = "at least " if self.refines else ""
+        return f"{line}, {rate:.0f} steps/s, {least}{duration(left / max(rate, 1e-9))} left"
 
     def render(self) -> Group:
         """What the terminal shows."""
         table = Table.grid(padding=(0, 2))
-        for name, (steps, phase) in self.running.items():
+        for name, (steps, phase) in dict(self.running).items():  # another thread changes it
             table.add_row(name, f"step {steps} of {self.steps}", phase)
         return Group(Text(self.summary()), table)
 

@@ -1,5 +1,6 @@
 """The commands of the theory: `iclens theory induction|context|memory|race|fits`."""
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -42,7 +43,7 @@ def induction(
     """
     found = reduced.coefficients(study)
     if json:
-        print(dumps(found))
+        print(_as_json(found))
     else:
         print(f"C = {study.states}, N = {study.context}, rho = {study.rho:g}")
         for name in ("A_beta", "A_J", *reduced.COEFFICIENTS):
@@ -71,22 +72,23 @@ def context(
         json: Print JSON, for programs.
     """
     folder = out / "context"
-    failed = studies.run_study(
-        folder, studies.context_recipes(load_recipe(recipe), contexts), _tell
-    )
+    recipes = studies.context_recipes(load_recipe(recipe), contexts)
+    failed = studies.run_study(folder, recipes, _tell)
+    code = _report(failed)
     times = studies.context_result(folder)
     _save(out, {"context": times}, json)
     if json:
-        print(dumps({name: times[name].values.tolist() for name in times.variables}))
+        print(_as_json({name: times[name].values.tolist() for name in times.variables}))
     else:
         alone = dict(zip(times.reduced_context.values, times.reduced_tau.values, strict=True))
         print("flow time to 2-Gen: N, transformer (median over seeds), reduced model")
         for n, tau in times.tau.groupby(times.context).median().to_series().items():
             print(f"{n:6} {tau:8.0f} {alone[n]:8.0f}")
-        if times.attrs["late"]:
-            print(f"{times.attrs['late']} models had not reached 2-Gen by the end")
+        for n, (cells, late, lost) in zip(times.study.values, times.counts.values, strict=True):
+            if late or lost:
+                print(f"N = {n}: of {cells} models {late} came too late, {lost} were not finished")
     _print_laws(times, json)
-    return _report(failed)
+    return code
 
 
 def memory(
@@ -105,19 +107,19 @@ def memory(
         beside: A run, whose transformers' task vectors are measured beside the model's.
         json: Print JSON, for programs.
     """
+    run = None if beside is None else open_run(beside)
     found = reduced.run_memory_study(
         study, out, lambda name: print(f"{name} is done", file=sys.stderr)
     )
     vectors = found[["separation", "dimension", "readout"]]
-    if beside is not None:
-        run = open_run(beside)
+    if run is not None:
         cells = reduced.transformer_geometry(run)
         vectors = vectors.assign({f"cell_{name}": cells[name] for name in cells})
         vectors = vectors.assign_attrs(beside=f"transformers of {run.name}, by phase at the end")
-    _save(out, {"memory": found, "geometry": vectors}, json)
+    _save(out, {"geometry": vectors}, json)
     if json:
         names = ("chains", "width", "hidden", "loss", "to_2_gen", "to_2_mem", "K2")
-        print(dumps({name: found[name].values.tolist() for name in names}))
+        print(_as_json({name: found[name].values.tolist() for name in names}))
         return 0
     print("distance to 2-Gen / to 2-Mem, nats")
     for f in found.hidden.values.tolist():
@@ -147,7 +149,10 @@ def race(out: Path = OUT, recipe: str = "race", json: bool = False) -> int:
     _save(out, {"race": found}, json)
     told = {name: value for name, value in found.attrs.items() if name.startswith("K1*")}
     if json:
-        print(dumps(told))
+        cells = {
+            name: found[name].values.tolist() for name in found if found[name].dims == ("run",)
+        }
+        print(_as_json(told | {"cells": cells}))
         return 0
     print("steps, median over seeds: to M2 alone and together, to 2-Gen alone and together")
     pairs = ("tau_recognition", "tau_whole_2_mem", "tau_induction", "tau_whole_2_gen")
@@ -168,12 +173,16 @@ def fits(run: Path, /, json: bool = False) -> int:
         run: Folder of the run.
         json: Print JSON, for programs.
     """
-    found = lab_fits.fit_run(open_run(run))
+    opened = open_run(run)
+    found = lab_fits.fit_run(opened)
     results = {
         lab_fits.FIT_FILES[name]: lab_fits.fit_dataset(fit)
         for name, fit in found.items()
         if not isinstance(fit, str)
     }
+    for name in set(lab_fits.FIT_FILES.values()) - set(results):  # of an earlier fit
+        for path in (run / "theory" / f"{name}.nc", run / "theory" / "figures" / f"{name}.svg"):
+            path.unlink(missing_ok=True)
     _save(run / "theory", results, json)
     if json:
         plain = {
@@ -182,8 +191,10 @@ def fits(run: Path, /, json: bool = False) -> int:
             else {"goodness": fit.goodness, **{k: asdict(p) for k, p in fit.parameters.items()}}
             for name, fit in found.items()
         }
-        print(dumps(plain))
+        print(_as_json(plain))
         return 0
+    done = len(lab_fits.fitted_cells(opened))
+    print(f"from {done} of {len(opened.cells)} cells: finished, with finitely many chains")
     for name, fit in found.items():
         if isinstance(fit, str):
             print(f"{name}: refused: {fit}")
@@ -234,6 +245,19 @@ def _print_laws(times: xr.Dataset, quiet: bool) -> None:
                 f"tau = {start + 'a ' + law:17} a = {a:.4g} +- {error:.2g}, "
                 f"AIC {aic - least:+.1f}, Akaike weight {weight:.3g}"
             )
+
+
+def _as_json(value: Any) -> str:
+    """JSON, in which what is not finite is null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(inner) for name, inner in value.items()}
+        if isinstance(value, list | tuple | np.ndarray):
+            return [plain(inner) for inner in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return dumps(plain(value), allow_nan=False)
 
 
 def _save(out: Path, results: dict[str, xr.Dataset], quiet: bool) -> None:

@@ -26,7 +26,7 @@ from iclens.circuits.roles import head_scores
 from iclens.lab.files import (
     arrays_to_tree,
     checksum,
-    hold_lock,
+    is_locked,
     read_arrays,
     read_dataset,
     tree_to_arrays,
@@ -148,12 +148,14 @@ class Cell:
         return None
 
     @property
+    def saved(self) -> int:
+        """Evaluation points saved so far, as they are now."""
+        return len(list(self._pieces_path.glob("[0-9]*.safetensors")))
+
+    @property
     def is_held(self) -> bool:
         """Whether a process works on the cell now."""
-        if not self.lock_path.exists():
-            return False
-        with hold_lock(self.lock_path) as held:
-            return not held
+        return is_locked(self.lock_path)
 
     @property
     def rate(self) -> float:
@@ -162,17 +164,21 @@ class Cell:
         if len(steps) < 3:
             return 0.0
         # The first piece is written before the training is compiled.
-        first, last = (
-            (self._pieces_path / f"{step}.safetensors").stat().st_mtime
-            for step in (steps[1], steps[-1])
-        )
+        paths = [self._pieces_path / f"{step}.safetensors" for step in (steps[1], steps[-1])]
+        try:
+            first, last = (path.stat().st_mtime for path in paths)
+        except FileNotFoundError:  # it has been finished meanwhile
+            return 0.0
         return (steps[-1] - steps[1]) / max(last - first, 1e-9)
 
     @property
     def error(self) -> str | None:
         """Why a cell failed or is damaged."""
         if self.status == "failed":
-            return (self.path / "error.txt").read_text(encoding="utf-8")
+            try:
+                return (self.path / "error.txt").read_text(encoding="utf-8")
+            except FileNotFoundError:  # it goes on meanwhile
+                return None
         return self.damage if self.status == "damaged" else None
 
     @cached_property
@@ -271,9 +277,9 @@ class Cell:
 def tidy(cell: Cell) -> None:
     """Remove what a killed process left in the folder of a cell; nobody may be working on it."""
     for leftover in (*cell.path.glob(".*"), *cell._pieces_path.glob(".*")):
-        leftover.unlink()
+        leftover.unlink(missing_ok=True)
     if cell._done.exists() and cell._pieces_path.exists():
-        shutil.rmtree(cell._pieces_path)
+        shutil.rmtree(cell._pieces_path, ignore_errors=True)
 
 
 def run_cell(
@@ -325,7 +331,7 @@ def finish(cell: Cell) -> None:
     write_dataset(cell.path / "curves.nc", trained._join_curves())
     checksums = {name: checksum(cell.path / name) for name in RESULTS}
     write_file(cell._done, json.dumps({"checksums": checksums}, indent=1).encode())
-    shutil.rmtree(cell._pieces_path)
+    shutil.rmtree(cell._pieces_path, ignore_errors=True)  # it is done, whatever is left
 
 
 @jax.jit

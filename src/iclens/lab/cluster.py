@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import queue
+import shutil
 import signal
 import uuid
 from collections import deque
@@ -17,6 +18,7 @@ from typing import Any
 import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, get_worker
 
+from iclens import __version__
 from iclens.lab.cell import Cell
 from iclens.lab.recipe import ClusterConfig
 from iclens.lab.work import Event, keep_error, use_one_thread, work
@@ -30,15 +32,20 @@ CONNECT_SECONDS = 20
 @contextlib.contextmanager
 def local_client(workers: int) -> Iterator[Client]:
     """Processes on this machine, of one thread each, that end with the block."""
-    cluster = LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        processes=True,
-        memory_limit=0,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-    )
+    # Workers, which a terminal would interrupt too, are started with the interrupt blocked.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        cluster = LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=0,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         with Client(cluster, set_as_default=False) as client:
             yield client
@@ -55,9 +62,20 @@ def local_client(workers: int) -> Iterator[Client]:
 def remote_client(address: str, folder: Path) -> Iterator[Client]:
     """The workers of the scheduler at an address, which go on when the block ends.
 
-    Raises `OSError` if there is no scheduler, `ValueError` if a worker does not see `folder`.
+    Raises `OSError` if there is no scheduler, `ValueError` if a worker does not see `folder`, has
+    several threads or another version of iclens.
     """
     with Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
+        for worker, threads in client.nthreads().items():
+            if threads != 1:
+                raise ValueError(
+                    f"the worker at {worker} has {threads} threads: start workers with --nthreads 1"
+                )
+        for worker, version in client.run(_version).items():
+            if version != __version__:
+                raise ValueError(
+                    f"the worker at {worker} has iclens {version}, this is {__version__}"
+                )
         for worker, sees in client.run(os.path.isdir, str(folder.resolve())).items():
             if not sees:
                 raise ValueError(
@@ -71,8 +89,10 @@ def remote_client(address: str, folder: Path) -> Iterator[Client]:
 def slurm_client(config: ClusterConfig) -> Iterator[Client]:
     """Jobs of SLURM, which are submitted again when they end, until the block does.
 
-    Raises `ValueError` if the extra `slurm` is not installed.
+    Raises `ValueError` if the extra `slurm` is not installed, or there is no `sbatch`.
     """
+    if not shutil.which("sbatch"):
+        raise ValueError('cluster.kind = "slurm": there is no `sbatch` here')
     with slurm_cluster(config) as cluster, Client(cluster, set_as_default=False) as client:
         cluster.adapt(minimum_jobs=config.jobs, maximum_jobs=config.jobs)
         yield client
@@ -105,36 +125,46 @@ def run_on(
     """Do cells in their order on the workers of a client; returns why those failed that did.
 
     As many are under way as there are threads, so that their order is kept and a cell that kills
-    its worker takes no other with it.  Raises `ConnectionError` if the scheduler is lost.
+    its worker takes no other with it.  A cell whose workers keep dying is given up when it has
+    saved nothing new meanwhile: jobs that end in time cost no cell.
+
+    Raises `ConnectionError` if the scheduler is lost.
     """
     on_event(Event("", "dashboard", detail=client.dashboard_link or "none"))
     topic = f"iclens-{uuid.uuid4().hex}"
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
     client.subscribe_topic(topic, lambda event: heard.put(Event(**event[1]["iclens"])))
     left = deque(replace(cell, folder=cell.folder.resolve()) for cell in cells)
-    active: dict[Any, tuple[Cell, Future]] = {}
+    active: dict[Any, tuple[Cell, Future, int]] = {}
     failed: dict[str, str] = {}
+    idle = False
     try:
         while left or active:
-            room = max(1, sum(client.nthreads().values())) - len(active) if left else 0
-            for _ in range(min(room, len(left))):
+            threads = sum(client.nthreads().values())
+            if threads == 0 and not idle:
+                on_event(Event("", "idle"))
+            idle = threads == 0
+            for _ in range(min(max(1, threads) - len(active), len(left))):
                 cell = left.popleft()
-                name = f"{cell.name}-{topic}"
+                name = f"{cell.name}-{uuid.uuid4().hex}"
                 future = client.submit(_task, cell, topic, key=name, pure=False, retries=0)
-                active[future.key] = cell, future
+                active[future.key] = cell, future, cell.saved
                 future.add_done_callback(heard.put)
             for item in _drain(heard, client):
                 if isinstance(item, Event):
                     on_event(item)
                     continue
-                cell, future = active.pop(item.key)
+                cell, future, saved = active.pop(item.key)
+                if _was_preempted(future) and cell.saved > saved:
+                    left.appendleft(cell)  # it gets on, from one worker to the next
+                    continue
                 reason = _reason(cell, future)
                 if reason is not None:
                     failed[cell.name] = reason
                 on_event(Event(cell.name, "fail" if reason else "done", detail=reason or ""))
     finally:
         with contextlib.suppress(Exception):
-            client.cancel([future for _, future in active.values()])
+            client.cancel([future for _, future, _ in active.values()])
             client.unsubscribe_topic(topic)
     return failed
 
@@ -153,6 +183,10 @@ def _drain(heard: queue.SimpleQueue[Any], client: Client) -> Iterator[Any]:
             yield heard.get_nowait()
 
 
+def _was_preempted(future: Future) -> bool:
+    return future.status == "error" and isinstance(future.exception(), KilledWorker)
+
+
 def _reason(cell: Cell, future: Future) -> str | None:
     """Why a cell failed, if it did."""
     if future.status == "finished":
@@ -166,6 +200,10 @@ def _reason(cell: Cell, future: Future) -> str | None:
         keep_error(cell, told)
         return told
     raise ConnectionError("the connection to the scheduler is lost")
+
+
+def _version() -> str:
+    return __version__
 
 
 def _task(cell: Cell, topic: str) -> str | None:

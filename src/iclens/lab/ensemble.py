@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +14,27 @@ import numpy as np
 
 from iclens.chains import ChainSet
 from iclens.lab.cell import Cell, begin, finish, save_snapshot
+from iclens.lab.recipe import Recipe
 from iclens.lab.work import Event, Teller, keep_error, prepare
-from iclens.training import train_ensemble
+from iclens.training import Snapshot, TrainingState, train_ensemble
 
-GPU_MEMBERS = 64
-"""Members that are trained together on a GPU."""
+MOST_MEMBERS = 64
+"""Members that are trained together at most."""
 
 
-def default_members() -> int:
-    """Members of an ensemble: on a CPU, where cells are better trained in processes, one."""
-    return 1 if jax.default_backend() == "cpu" else GPU_MEMBERS
+def default_members(recipe: Recipe) -> int:
+    """Members of an ensemble: on a CPU, where cells are better trained in processes, one.
+
+    On a GPU as many as half of its memory holds, by what the activations of a step take.
+    """
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return 1
+    model, context = recipe.model, recipe.task.context
+    floats = context * (12 * model.width + 3 * model.mlp_width) + 6 * model.heads * context**2
+    member = 4 * recipe.train.batch * model.layers * floats
+    free = (device.memory_stats() or {}).get("bytes_limit", 2**33) / 2
+    return max(1, min(MOST_MEMBERS, int(free / member)))
 
 
 def run_ensembles(
@@ -32,74 +43,95 @@ def run_ensembles(
     """Do cells, up to `members` of them in one program; returns why those failed that did.
 
     In one program are cells that stand at the same step, of finitely many chains or of fresh ones:
-    sets of fewer chains are filled up with chains that are never drawn.
+    sets of fewer chains are filled up with chains that are never drawn.  A member ends near the
+    same cell alone: the rounding of matrix products differs, by 2e-4 in parameters of order 1 after
+    100 steps in the tests, and grows along training as any rounding does.  For the same reason an
+    ensemble that was killed between the savings of its members does not go on to the same bits.
     """
     failed: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-        held = []
-        for cell in cells:
-            told = Teller(cell.name, tell)
-            found = stack.enter_context(prepare(replace(cell), told))
-            if found is None:
-                tell(Event(cell.name, "done"))
-            else:
-                held.append((found, told))
-        for group in _groups(held, members):
-            failed |= _run_group(group, tell)
+    for first in range(0, len(cells), members):
+        failed |= _run_some(cells[first : first + members], tell)
     return failed
 
 
-def _groups(
-    held: list[tuple[Cell, Teller]], members: int
-) -> Iterable[list[tuple[Cell, Teller, Any]]]:
-    ready: dict[tuple[bool, int], list[tuple[Cell, Teller, Any]]] = {}
-    for cell, told in held:
-        state = begin(cell)
-        alike = cell.chains == "infinite", int(state.step)
-        ready.setdefault(alike, []).append((cell, told, state))
-    for group in ready.values():
-        for first in range(0, len(group), members):
-            yield group[first : first + members]
+Member = tuple[Cell, Teller, TrainingState]
 
 
-def _run_group(
-    group: list[tuple[Cell, Teller, Any]], tell: Callable[[Event], None]
-) -> dict[str, str]:
+def _run_some(cells: Sequence[Cell], tell: Callable[[Event], None]) -> dict[str, str]:
+    """Do cells in as few programs as can be, holding them all."""
     failed: dict[str, str] = {}
+    groups: dict[tuple[bool, int], list[Member]] = {}
+    with contextlib.ExitStack() as stack:
+        for cell in cells:
+            told = Teller(cell.name, tell)
+            try:
+                wanting = stack.enter_context(prepare(replace(cell), told))
+                if wanting is None:
+                    told("done")
+                    continue
+                state = begin(wanting)
+            except Exception:
+                failed[cell.name] = _fail(cell, told)
+                continue
+            alike = cell.chains == "infinite", int(state.step)
+            groups.setdefault(alike, []).append((wanting, told, state))
+        for group in groups.values():
+            failed |= _run_group(group)
+    return failed
 
-    def fail(cell: Cell) -> None:
-        failed[cell.name] = traceback.format_exc()
-        keep_error(cell, failed[cell.name])
-        tell(Event(cell.name, "fail", detail=failed[cell.name]))
+
+def _run_group(group: list[Member]) -> dict[str, str]:
+    """Train members that stand at one step, in halves where the device's memory does not do."""
+    failed: dict[str, str] = {}
+    try:
+        for point in _snapshots(group):
+            for (cell, told, _), snapshot in zip(group, point, strict=True):
+                if snapshot is None or cell.name in failed:
+                    continue
+                try:
+                    told.phase(snapshot.step, save_snapshot(cell, snapshot))
+                except Exception:
+                    failed[cell.name] = _fail(cell, told)
+    except Exception as error:
+        if "RESOURCE_EXHAUSTED" in str(error) and len(group) > 1 and not failed:
+            again = [(replace(cell), told) for cell, told, _ in group]
+            members = [(cell, told, begin(cell)) for cell, told in again]
+            middle = len(group) // 2
+            return _run_group(members[:middle]) | _run_group(members[middle:])
+        for cell, told, _ in group:
+            failed.setdefault(cell.name, _fail(cell, told))
+    for cell, told, _ in group:
+        if cell.name not in failed:
+            try:
+                finish(cell)
+                told("done")
+            except Exception:
+                failed[cell.name] = _fail(cell, told)
+    return failed
+
+
+def _snapshots(group: list[Member]) -> Iterator[list[Snapshot | None]]:
+    most = max(getattr(cell.source, "count", 0) for cell, _, _ in group)
 
     def on_steps(done: int) -> None:
         for _, told, _ in group:
             told.steps(done)
 
-    most = max(getattr(cell.source, "count", 0) for cell, _, _ in group)
-    snapshots = train_ensemble(
+    return train_ensemble(
         [state for _, _, state in group],
         [padded(cell.source, most) for cell, _, _ in group],
         group[0][0].recipe.train,
         keys=[cell.key("batches") for cell, _, _ in group],
         on_steps=on_steps,
     )
-    for point in snapshots:
-        for (cell, told, _), snapshot in zip(group, point, strict=True):
-            if snapshot is not None and cell.name not in failed:
-                try:
-                    told.phase(snapshot.step, save_snapshot(cell, snapshot))
-                except Exception:
-                    fail(cell)
-    for cell, _, _ in group:
-        if cell.name not in failed:
-            try:
-                finish(cell)
-            except Exception:
-                fail(cell)
-            else:
-                tell(Event(cell.name, "done"))
-    return failed
+
+
+def _fail(cell: Cell, told: Teller) -> str:
+    """Keep and tell the error that is being handled; returns it."""
+    reason = traceback.format_exc()
+    keep_error(cell, reason)
+    told("fail", detail=reason)
+    return reason
 
 
 def padded(source: Any, count: int) -> Any:

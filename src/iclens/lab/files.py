@@ -72,6 +72,18 @@ def hold_lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
             yield True
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds a lock file; nothing is written."""
+    try:
+        with open(path) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def checksum(path: Path) -> str:
     """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -10,7 +10,9 @@ import numpy as np
 import xarray as xr
 
 from iclens.lab import times
+from iclens.lab.cell import Cell
 from iclens.lab.store import Run
+from iclens.phases import successive_phases
 from iclens.theory.fits import CannotFit, Fit, fit_growth, fit_switching, fit_threshold
 
 
@@ -19,17 +21,20 @@ def fit_run(run: Run) -> dict[str, Fit | str]:
 
     Raises `ValueError` if no cell is finished.
     """
-    cells = [cell for cell in times.finished_cells(run) if cell.chains != "infinite"]
+    cells = fitted_cells(run)
     if not cells:
         raise ValueError(f"run {run.name!r} has no finished cell with finitely many chains")
     chains = np.array([cell.chains for cell in cells])
     seed = np.array([cell.seed for cell in cells])
     visited = np.array([times.visits_g2(cell) for cell in cells])
-    ends = np.array([str(times.curves(cell).phase.values[-1]) for cell in cells])
+    # The last clear label; with one chain, 1-Mem and 2-Mem are the same.
+    ends = [successive_phases(times.curves(cell))[0][-1:] for cell in cells]
+    ended = np.array([bool(end) for end in ends]) & (chains > 1)
+    beyond = np.array([end != ["M2"] for end in ends])
     switch = np.array([times.time_to_switch(cell) for cell in cells], np.float64).reshape(-1, 2)
     attempts: dict[str, Callable[[], Fit]] = {
         "K1*": lambda: fit_threshold(chains, visited, seed),
-        "K2* (end state)": lambda: fit_threshold(chains, ends != "M2", seed),
+        "K2* (end state)": lambda: fit_threshold(chains[ended], beyond[ended], seed[ended]),
         "switching": lambda: fit_switching(
             chains[visited], switch[visited, 0], switch[visited, 1], seed[visited]
         ),
@@ -41,6 +46,11 @@ def fit_run(run: Run) -> dict[str, Fit | str]:
         except CannotFit as reason:
             found[name] = str(reason)
     return found
+
+
+def fitted_cells(run: Run) -> list[Cell]:
+    """The cells that `fit_run` reads: finished, with finitely many chains."""
+    return [cell for cell in times.finished_cells(run) if cell.chains != "infinite"]
 
 
 FIT_FILES = {"K1*": "K1", "K2* (end state)": "K2", "switching": "switching"}

@@ -77,8 +77,8 @@ class SweepConfig:
                 raise ValueError(f"sweep.{name}: expected at least one value, got none")
             if len(set(values)) != len(values):
                 raise ValueError(f"sweep.{name}: expected no value twice, got {list(values)}")
-        if small := [count for count in self.chains if count != "infinite" and count < 1]:
-            raise ValueError(f"sweep.chains: expected at least 1, got {small[0]}")
+        if wrong := [k for k in self.chains if k != "infinite" and not 1 <= k < 2**32]:
+            raise ValueError(f"sweep.chains: expected 1 to 2^32 - 1, got {wrong[0]}")
         if not 1 < self.ratio < float("inf"):
             raise ValueError(f"sweep.ratio: expected a number above 1, got {self.ratio}")
         if wrong := [seed for seed in self.seeds if not 0 <= seed < 2**32]:

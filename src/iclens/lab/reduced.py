@@ -25,6 +25,7 @@ from iclens.theory import induction, memory
 from iclens.training import TrainingConfig, initial_state, train
 
 COEFFICIENTS = ("c_beta", "c_delta", "J")
+PLANE_SEQUENCES = 1024
 SEQUENCES = 32
 """Sequences of each chain for the geometry of task vectors."""
 
@@ -77,13 +78,13 @@ def coefficients(study: InductionStudy) -> dict[str, Any]:
 
 def plane(study: InductionStudy, *, context: int = 128, size: int = 101) -> xr.Dataset:
     """The loss over (beta, delta), with gradient flow and stochastic descent from the origin."""
-    sample = induction.draw_sample(study.prior, context, 1024, key=study.key(2))
+    sample = induction.draw_sample(study.prior, context, PLANE_SEQUENCES, key=study.key(2))
     horizon = induction.HORIZON * context / math.log(context)
     flow = induction.gradient_flow(sample, horizon, rho=study.rho)
     descent = induction.stochastic_descent(
         study.prior, context, horizon, steps=400, batch=256, rho=study.rho, key=study.key(3)
     )
-    far = 1.3 * flow.point.max(0)
+    far = np.maximum(1.3 * flow.point.max(0), 0.5)
     axes = [np.linspace(-0.15 * end, end, size, dtype=np.float32) for end in far]
     loss = induction.landscape(sample, jnp.asarray(axes[0]), jnp.asarray(axes[1]), study.rho)
     return xr.Dataset(
@@ -101,14 +102,16 @@ def plane(study: InductionStudy, *, context: int = 128, size: int = 101) -> xr.D
             "time": ("time", flow.time, {"units": "steps x learning rate"}),
             "descent_time": ("descent_time", descent.time, {"units": "steps x learning rate"}),
         },
-        attrs={**asdict(study), "plane_context": context},
+        attrs={**asdict(study), "context": context, "sequences": PLANE_SEQUENCES},
     )
 
 
 def growth(study: InductionStudy, contexts: Sequence[int], *, sequences: int = 4096) -> xr.Dataset:
     """tau_2Gen of the reduced model, in flow time, over N, with the fits of `fit_growth`."""
     table = growth_dataset(np.array(contexts), growth_times(study, contexts, sequences=sequences))
-    return table.assign_attrs(asdict(study), title=f"reduced model, C = {study.states}")
+    attrs = {name: value for name, value in asdict(study).items() if name != "context"}
+    title = f"reduced model, C = {study.states}"
+    return table.assign_attrs(attrs | {"sequences": sequences}, title=title)
 
 
 def growth_times(
@@ -146,6 +149,10 @@ class MemoryStudy:
     """Adam's, with a cosine down to 0 at the last step."""
 
     def __post_init__(self) -> None:
+        for name in ("states", "context"):
+            if getattr(self, name) < 2:
+                raise ValueError(f"{name}: expected at least 2, got {getattr(self, name)}")
+        _ = self.training
         for name in ("chains", "width", "hidden"):
             values = getattr(self, name)
             least = 2 if name == "chains" else 1
@@ -153,6 +160,17 @@ class MemoryStudy:
                 raise ValueError(
                     f"{name}: expected distinct values of at least {least}, got {list(values)}"
                 )
+
+    @property
+    def training(self) -> TrainingConfig:
+        """How each model is trained."""
+        return TrainingConfig(
+            steps=self.steps,
+            batch=self.batch,
+            learning_rate=self.learning_rate,
+            schedule="cosine",
+            evaluations=1,
+        )
 
 
 GRID = ("chains", "width", "hidden")
@@ -226,14 +244,7 @@ def _memory_models(
     study: MemoryStudy, count: int, cells: list[dict[str, int]]
 ) -> Iterator[tuple[float, ...]]:
     """Train the models of one chain set and measure each."""
-    config = TrainingConfig(
-        steps=study.steps,
-        batch=study.batch,
-        learning_rate=study.learning_rate,
-        schedule="cosine",
-        evaluations=1,
-    )
-    prior = ChainPrior(study.states)
+    config, prior = study.training, ChainPrior(study.states)
     key = jax.random.fold_in(jax.random.key(study.seed), count)
     chains_key, set_key, model_key, batch_key = jax.random.split(key, 4)
     chains = prior.sample(chains_key, count)

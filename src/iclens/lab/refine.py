@@ -1,4 +1,4 @@
-"""Which K to train next, where a sweep looks for its thresholds instead of running a whole grid."""
+"""Which cells to train next, where a sweep looks for its thresholds instead of running a grid."""
 
 from __future__ import annotations
 
@@ -7,45 +7,54 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from iclens.lab.recipe import Diversity
-from iclens.phases import PhaseMap, float_diversity
+from iclens.phases import BEYOND, PhaseMap, float_diversity
+
+Place = tuple[Diversity, int]
+"""K and seed of a cell."""
 
 
-def next_chains(
-    known: Iterable[Diversity], found: PhaseMap, grid: Sequence[Diversity], ratio: float
-) -> list[Diversity]:
-    """The K that narrow the brackets of K1* and K2*: one for each that is too wide, or none.
+def next_cells(
+    tried: Iterable[Place],
+    found: PhaseMap,
+    grid: Sequence[Diversity],
+    seeds: Sequence[int],
+    ratio: float,
+) -> list[Place]:
+    """The cells that narrow the thresholds of each seed; none if they are narrow enough.
 
-    `known` are the K that were trained and `found` is their phase map.  A bracket is halved by the
-    values of the grid that lie in it, from its middle, then by K between its neighbours, until none
-    of these are more than a factor `ratio` apart.
+    `tried` are the cells that were trained, whatever came of them, and `found` is their phase map.
+    A threshold of a seed lies between neighbours of different outcome: the gap between them is
+    halved by the values of the grid in it, from the middle, then by whole numbers, until its ends
+    are at most a factor `ratio` apart.  While all outcomes are alike the grid is halved towards the
+    other side.
     """
-    tried = set(known)
-    ordered = sorted(grid, key=float_diversity)
-    if not tried:
-        return [ordered[len(ordered) // 2]]
-    wanted: list[Diversity] = []
-    for threshold in found.thresholds.values():
-        low, high = threshold["bracket"] or (None, None)
-        bottom = 0.0 if low is None else float_diversity(low)
-        top = math.inf if high is None else float_diversity(high)
-        inside = [
-            chains
-            for chains in ordered
-            if bottom <= float_diversity(chains) <= top and chains not in tried
-        ]
-        if inside:
-            wanted.append(inside[len(inside) // 2])
-        elif low is not None and high is not None:
-            wanted += _between(sorted(tried, key=float_diversity), bottom, top, ratio)
-    return list(dict.fromkeys(chains for chains in wanted if chains not in tried))
+    before = set(tried)
+    wanted: list[Place] = []
+    for seed in seeds:
+        known = {float_diversity(chains) for chains, other in before if other == seed}
+        for threshold in BEYOND:
+            row = [(float_diversity(c), beyond) for c, beyond in found.outcomes(threshold, seed)]
+            gaps = [(low, high) for (low, one), (high, other) in pairwise(row) if one != other]
+            if not gaps:
+                beyond = bool(row) and row[0][1]
+                gaps = [(0.0, row[0][0]) if beyond else (row[-1][0] if row else 0.0, math.inf)]
+            for low, high in gaps:
+                chains = _between(low, high, grid, known, ratio)
+                wanted += [] if chains is None else [(chains, seed)]
+    return list(dict.fromkeys(wanted))
 
 
-def _between(tried: list[Diversity], bottom: float, top: float, ratio: float) -> list[Diversity]:
-    """A whole number in the widest gap of a bracket, its geometric mean; none if it is narrow."""
-    stretch = [c for c in tried if c != "infinite" and bottom <= c <= top]
-    gaps = list(pairwise(stretch))
-    if not gaps:
-        return []
-    low, high = max(gaps, key=lambda gap: gap[1] / gap[0])
-    middle = min(max(round(math.sqrt(low * high)), low + 1), high - 1)
-    return [middle] if high / low > ratio and low < middle < high else []
+def _between(
+    low: float, high: float, grid: Sequence[Diversity], known: set[float], ratio: float
+) -> Diversity | None:
+    """The K that halves a gap, whose ends are 0 and infinity where it has none."""
+    inside = sorted(
+        (c for c in grid if low < float_diversity(c) <= high and float_diversity(c) not in known),
+        key=float_diversity,
+    )
+    if inside:
+        return inside[len(inside) // 2]
+    if low == 0 or math.isinf(high) or high / low <= ratio:
+        return None
+    middle = min(max(round(math.sqrt(low * high)), int(low) + 1), int(high) - 1)
+    return middle if middle not in known and low < middle < high else None

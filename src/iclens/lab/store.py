@@ -15,11 +15,12 @@ import platform
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ import jax
 
 from iclens.lab.cell import Cell
 from iclens.lab.files import hold_lock, write_file
-from iclens.lab.recipe import Diversity, Recipe, load_recipe, parse_recipe
-from iclens.lab.refine import next_chains
+from iclens.lab.recipe import Recipe, load_recipe, parse_recipe
+from iclens.lab.refine import Place, next_cells
 from iclens.phases import PhaseMap, float_diversity
 
 LIBRARIES = ("iclens", "jax", "jaxlib", "equinox", "optax", "numpy")
@@ -82,29 +83,30 @@ class Run:
     def cells(self) -> list[Cell]:
         """The cells of the recipe, by K, then seed.
 
-        Of a sweep that refines, those that were begun, or where all of these are done, also those
-        that come next.
+        Those that refinement added are among them; of a sweep that refines, only those that were
+        begun, and where none of these is left to do, those that come next.
         """
         sweep = self.recipe.sweep
-        if not sweep.refine:
-            return self._cells_of(sweep.chains)
         begun = {
-            chains
+            place
             for path in (self.path / "cells").glob("chains=*,seed=*")
-            if (chains := _chains_of(path.name)) is not None
+            if (place := _place(path.name)) is not None
         }
+        if not sweep.refine:
+            return self._cells_of({*begun, *product(sweep.chains, sweep.seeds)})
         cells = self._cells_of(begun)
-        if any(cell.status != "done" for cell in cells):
+        if any(cell.status not in ("done", "failed") for cell in cells):
             return cells
-        found = PhaseMap.from_curves(cell.curves for cell in cells if cell.curves is not None)
-        new = self._cells_of(next_chains(begun, found, sweep.chains, sweep.ratio))
-        return sorted([*cells, *new], key=lambda c: (float_diversity(c.chains), c.seed))
+        found = PhaseMap.from_curves(
+            cell.curves for cell in cells if cell.status == "done" and cell.curves is not None
+        )
+        new = next_cells(begun, found, sweep.chains, sweep.seeds, sweep.ratio)
+        return self._cells_of({*begun, *new})
 
-    def _cells_of(self, diversities: Iterable[Diversity]) -> list[Cell]:
+    def _cells_of(self, places: Iterable[Place]) -> list[Cell]:
         return [
             Cell(self.path / "cells", self.recipe, chains, seed)
-            for chains in sorted(diversities, key=float_diversity)
-            for seed in sorted(self.recipe.sweep.seeds)
+            for chains, seed in sorted(places, key=lambda at: (float_diversity(at[0]), at[1]))
         ]
 
     def cell(self, chains: int | str, seed: int = 0) -> Cell:
@@ -114,8 +116,7 @@ class Run:
                 return cell
         raise ValueError(
             f"run {self.name!r} has no cell with chains = {chains} and seed = {seed}; "
-            f"it has chains {list(self.recipe.sweep.chains)} and seeds "
-            f"{list(self.recipe.sweep.seeds)}"
+            f"it has {', '.join(cell.name for cell in self.cells) or 'none yet'}"
         )
 
     @cached_property
@@ -124,10 +125,10 @@ class Run:
         return PhaseMap.from_curves(cell.curves for cell in self.cells if cell.curves is not None)
 
 
-def _chains_of(name: str) -> Diversity | None:
-    """K in the name of a cell's folder; None for other folders, such as those set aside."""
-    if found := re.fullmatch(r"chains=(\d+|infinite),seed=\d+", name):
-        return "infinite" if found[1] == "infinite" else int(found[1])
+def _place(name: str) -> Place | None:
+    """K and seed in the name of a cell's folder; None for others, such as those set aside."""
+    if found := re.fullmatch(r"chains=(\d+|infinite),seed=(\d+)", name):
+        return "infinite" if found[1] == "infinite" else int(found[1]), int(found[2])
     return None
 
 
@@ -207,8 +208,8 @@ def hold(run: Run) -> Iterator[None]:
         yield
 
 
-def record_provenance(run: Run) -> None:
-    """Add this invocation to the provenance of a run."""
+def record_provenance(run: Run, how: Mapping[str, object]) -> None:
+    """Add this invocation to the provenance of a run; `how` says by what cells are trained."""
     invocation = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()}
@@ -217,6 +218,7 @@ def record_provenance(run: Run) -> None:
         "machine": f"{platform.system()} {platform.machine()}",
         "random_numbers": str(jax.random.key_impl(jax.random.key(0))),
         "revision": _revision(),
+        "trained_by": dict(how),
         "recipe": run.recipe.to_toml(),
     }
     with hold_lock(run.path / ".provenance.lock", wait=True):  # cells of an array come at once

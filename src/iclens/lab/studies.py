@@ -48,26 +48,41 @@ def context_recipes(recipe: Recipe, contexts: Iterable[int]) -> dict[str, Recipe
             "the study of the context wants sweep.chains = ['infinite'] and train.optimizer = "
             f"'sgd', got {list(recipe.sweep.chains)} and {recipe.train.optimizer!r}"
         )
+    contexts = tuple(contexts)
+    if len(set(contexts)) < 3:
+        raise ValueError(f"contexts: expected 3 different ones at least, got {list(contexts)}")
     return {f"context={n}": replace(recipe, task=replace(recipe.task, context=n)) for n in contexts}
 
 
 def context_result(folder: Path) -> xr.Dataset:
     """tau_2Gen of the full transformer, in flow time, over N, with the fits.
 
-    Beside it that of the reduced model; `late` counts models that had not reached 2-Gen.
+    Beside it that of the reduced model; `counts`, over N, has the cells, those that had not reached
+    2-Gen by the end, which are left out of the fits, and those that are lost: not finished.
 
     Raises `ValueError` where no run has reached 2-Gen, `CannotFit` for fewer than three contexts.
     """
     rows = []
-    late = 0
-    for path in sorted(folder.glob("context=*")):
+    counts: dict[int, list[int]] = {}
+    recipes: dict[str, Path] = {}
+    for path in sorted(folder.glob("context=*"), key=lambda path: int(path.name[8:])):
         run = open_run(path)
-        for cell in times.finished_cells(run):
+        context, rate = run.recipe.task.context, run.recipe.train.learning_rate
+        alike = replace(run.recipe, task=replace(run.recipe.task, context=2)).to_toml()
+        recipes.setdefault(alike, path)
+        cells = times.finished_cells(run)
+        counts[context] = [len(run.cells), 0, len(run.cells) - len(cells)]
+        for cell in cells:
             before, tau = times.time_to_2_gen(cell)
-            late += math.isinf(tau)
             if math.isfinite(tau):  # the middle of the interval between evaluations
-                rate = run.recipe.train.learning_rate
-                rows.append((run.recipe.task.context, cell.seed, rate * (before + tau) / 2))
+                rows.append((context, cell.seed, rate * (before + tau) / 2))
+            else:
+                counts[context][1] += 1
+    if len(recipes) > 1:
+        raise ValueError(
+            f"the runs under {str(folder)!r} differ in more than their context, as "
+            f"{' and '.join(path.name for path in recipes.values())} do"
+        )
     if not rows:
         raise ValueError(f"no finished cell under {str(folder)!r} reached 2-Gen")
     ordered = np.array(sorted(rows))
@@ -75,11 +90,16 @@ def context_result(folder: Path) -> xr.Dataset:
     task = run.recipe.task
     contexts = np.unique(table.context.values).tolist()
     alone = growth_times(InductionStudy(task.states, task.concentration), contexts)
-    return table.assign(
-        seed=("run", ordered[:, 1].astype(int)),
-        reduced_tau=("reduced", alone, table.tau.attrs),
-        reduced_context=("reduced", contexts),
-    ).assign_attrs(title="full transformer, SGD", late=late)
+    return (
+        table.assign(
+            seed=("run", ordered[:, 1].astype(int)),
+            reduced_tau=("reduced", alone, table.tau.attrs),
+            reduced_context=("reduced", contexts),
+            counts=(("study", "count"), list(counts.values())),
+        )
+        .assign_coords(study=list(counts), count=["cells", "late", "lost"])
+        .assign_attrs(title="full transformer, SGD", recipe=run.recipe.to_toml())
+    )
 
 
 def race_recipes(recipe: Recipe) -> dict[str, Recipe]:
@@ -106,6 +126,7 @@ def race_result(folder: Path) -> xr.Dataset:
     runs = {circuit: open_run(folder / circuit) for circuit in CIRCUITS}
     cells = runs["whole"].cells
     rows: list[dict[str, Any]] = []
+    alone: list[xr.DataArray] = []
     for whole in cells:
         parts = {
             circuit: run.cell("infinite" if circuit == "induction" else whole.chains, whole.seed)
@@ -114,9 +135,13 @@ def race_result(folder: Path) -> xr.Dataset:
         for circuit, cell in parts.items():
             if cell.status != "done":
                 raise ValueError(f"the race lacks {circuit}/{cell.name}: it is {cell.status}")
+            if (outcome := times.curves(cell).attrs["outcome"]) != "finished":
+                raise ValueError(f"the race lacks {circuit}/{cell.name}: it {outcome}")
         curves = {circuit: times.curves(cell) for circuit, cell in parts.items()}
         loss = curves["recognition"].loss.sel(set="id")
         tau = times.time_to_2_gen(parts["induction"])[1]
+        visited = times.visits_g2(whole)
+        alone.append(loss.drop_vars("set"))
         at_tau = float(loss.sel(step=int(tau))) if math.isfinite(tau) else math.nan
         rows.append(
             {
@@ -124,13 +149,13 @@ def race_result(folder: Path) -> xr.Dataset:
                 "seed": whole.seed,
                 "tau_induction": tau,
                 "tau_recognition": times.time_to_2_mem(parts["recognition"])[1],
-                "tau_whole_2_gen": times.time_to_2_gen(whole)[1],
+                "tau_whole_2_gen": times.time_to_2_gen(whole)[1] if visited else math.inf,
                 "tau_whole_2_mem": times.time_to_2_mem(whole)[1],
                 "recognition_loss": at_tau,
                 "loss_of_2_gen": float(
                     curves["recognition"].reference_loss.sel(set="id", predictor="2-Gen")
                 ),
-                "visited": times.visits_g2(whole),
+                "visited": visited,
             }
         )
     table = xr.Dataset({name: ("run", [row[name] for row in rows]) for name in rows[0]})
@@ -149,5 +174,5 @@ def race_result(folder: Path) -> xr.Dataset:
         else:
             found = fit.parameters["threshold"]
             table.attrs[f"K1* {name}"] = [found.value, *(e or math.nan for e in found.profile)]
-    alone = [times.curves(cell).loss.sel(set="id", drop=True) for cell in runs["recognition"].cells]
+    table.attrs["recipe"] = runs["whole"].recipe.to_toml()
     return table.assign(recognition_curve=xr.concat(alone, "run"))

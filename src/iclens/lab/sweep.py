@@ -13,6 +13,7 @@ from pathlib import Path
 
 from iclens.lab.cell import Cell, run_cell, tidy
 from iclens.lab.ensemble import run_ensembles
+from iclens.lab.files import hold_lock
 from iclens.lab.recipe import Recipe
 from iclens.lab.store import Run, hold, open_run, record_provenance
 from iclens.lab.work import Event, work
@@ -97,7 +98,7 @@ def run_sweep(
     """
     failed: dict[str, str] = {}
     with hold(run):
-        record_provenance(run)
+        record_provenance(run, {"workers": workers, "scheduler": scheduler, "ensemble": ensemble})
         seen: set[str] = set()
         while wanted := _wanted(run, seen, on_event):
             failed |= _run_cells(run, wanted, workers, scheduler, ensemble, on_event)
@@ -111,11 +112,13 @@ def _wanted(run: Run, seen: set[str], on_event: Callable[[Event], None]) -> list
         if cell.name in seen:
             continue
         seen.add(cell.name)
-        if cell.status == "done":
-            tidy(cell)
+        if replace(cell).status == "done":  # what it reads is not kept
+            with hold_lock(cell.lock_path) as held:
+                if held:
+                    tidy(cell)
             on_event(Event(cell.name, "skip"))
         else:
-            wanted.append(replace(cell))
+            wanted.append(cell)
     return wanted
 
 
@@ -127,9 +130,7 @@ def _run_cells(
     ensemble: int,
     on_event: Callable[[Event], None],
 ) -> dict[str, str]:
-    if ensemble > 1:
-        return run_ensembles(cells, ensemble, on_event)
-    if scheduler or workers or run.recipe.cluster.kind != "local":
+    if scheduler or (workers and ensemble == 1) or run.recipe.cluster.kind != "local":
         from iclens.lab import cluster
 
         if scheduler:
@@ -140,6 +141,8 @@ def _run_cells(
             clients = cluster.local_client(min(workers, len(cells)))
         with clients as client:
             return cluster.run_on(client, cells, on_event)
+    if ensemble > 1:
+        return run_ensembles(cells, ensemble, on_event)
     failed = {}
     for cell in cells:
         reason = work(cell, on_event)

@@ -38,13 +38,20 @@ def time_to_2_mem(cell: Cell) -> tuple[float, float]:
 
 
 def time_to_switch(cell: Cell) -> tuple[float, float]:
-    """The evaluations before and at the first time that 2-Mem is nearer than 2-Gen."""
-    return first_lasting(
-        curves(cell).step.values,
-        _distance(cell, "2-Mem") < _distance(cell, "2-Gen"),
-        at_end=False,
-    )
+    """The evaluations before and at the first time, from G2 on, that 2-Mem is nearer than 2-Gen.
+
+    From the first clear label G2: in M1, before it, a model is nearer to 2-Mem already.
+    """
+    begun = _clear_g2(cell).argmax()
+    nearer = _distance(cell, "2-Mem") < _distance(cell, "2-Gen")
+    return first_lasting(curves(cell).step.values[begun:], nearer[begun:], at_end=False)
 
 
 def visits_g2(cell: Cell) -> bool:
-    return bool(((curves(cell).phase == "G2") & curves(cell).clear).any())
+    """Whether G2 is a clear label at any evaluation."""
+    return bool(_clear_g2(cell).any())
+
+
+def _clear_g2(cell: Cell) -> np.ndarray:
+    found: np.ndarray = ((curves(cell).phase == "G2") & curves(cell).clear).values
+    return found

@@ -20,7 +20,9 @@ POLL_SECONDS = 1.0
 """Time between two looks at a cell that another process holds."""
 
 
-Kind = Literal["dashboard", "skip", "start", "wait", "set aside", "steps", "phase", "done", "fail"]
+Kind = Literal[
+    "dashboard", "idle", "skip", "start", "wait", "set aside", "steps", "phase", "done", "fail"
+]
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class Event:
 
     cell: str
     kind: Kind
-    """Of no cell: where the dashboard is.  Else: done already; begins or goes on; another process
-    is at it; was damaged and is computed again; steps done; label at the last evaluation; finished;
-    failed."""
+    """Of no cell: where the dashboard is; no worker is there.  Else: done already; begins or goes
+    on; another process is at it; was damaged and is computed again; steps done; label at the last
+    evaluation; finished; failed."""
     steps: int = 0
     detail: str = ""
     """The address, the damage, the label, or the error."""

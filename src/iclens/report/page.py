@@ -26,6 +26,7 @@ from iclens import __version__
 from iclens.lab.cell import Cell
 from iclens.lab.files import write_file
 from iclens.lab.recipe import Diversity, Recipe
+from iclens.lab.store import Run
 from iclens.report.reading import REFERENCES, Reading, diversity_text
 from iclens.report.style import DARK, LIGHT, PHASE_COLOURS, blend, contrast
 from iclens.report.theory import DRAWINGS, read_results
@@ -68,7 +69,7 @@ def render_page(reading: Reading) -> str:
         variables=_variables(),
         css=asset["css"],
         lead=escape(_lead(run.recipe)),
-        facts=escape(_facts(run.recipe)),
+        facts=escape(_facts(run)),
         counts=_counts(reading),
         missing=_missing(reading),
         legend=_legend(),
@@ -131,14 +132,17 @@ def _lead(recipe: Recipe) -> str:
     )
 
 
-def _facts(recipe: Recipe) -> str:
-    train, sweep = recipe.train, recipe.sweep
+def _facts(run: Run) -> str:
+    train, cells = run.recipe.train, run.cells
     name = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[train.optimizer]
-    diversities, seeds = len(sweep.chains), len(sweep.seeds)
-    models = f"{diversities * seeds} models: {diversities} values of K with {seeds} "
-    models += "seed each" if seeds == 1 else "seeds each"
+    diversities, seeds = {cell.chains for cell in cells}, {cell.seed for cell in cells}
+    models = f"{len(cells)} models: {len(diversities)} values of K"
+    if run.recipe.sweep.refine:
+        models += ", chosen to find the thresholds"
+    else:
+        models += f" with {len(seeds)} seed{'s' * (len(seeds) > 1)} each"
     return (
-        f"{'1 model' if diversities * seeds == 1 else models}; {train.steps:,} optimizer steps of "
+        f"{'1 model' if len(cells) == 1 else models}; {train.steps:,} optimizer steps of "
         f"{name} at learning rate {train.learning_rate:g}"
         f"{'' if train.schedule == 'constant' else ' (cosine schedule)'}, "
         f"{train.batch} sequences a step."

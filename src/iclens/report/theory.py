@@ -115,7 +115,7 @@ def landscape(plane: xr.Dataset) -> Figure:
 def _of_landscape(plane: xr.Dataset) -> str:
     return (
         f"Loss of the reduced induction head at C = {plane.attrs['states']}, "
-        f"N = {plane.attrs['plane_context']}: from 1-Gen at the origin to 2-Gen. Grey lines follow "
+        f"N = {plane.attrs['context']}: from 1-Gen at the origin to 2-Gen. Grey lines follow "
         "the gradient downhill."
     )
 
@@ -164,9 +164,11 @@ def _of_growth(table: xr.Dataset) -> str:
         float(best[f"{family}{part}"]) for part in ("a", "error", "delay", "weight")
     )
     start = f"{delay:.3g} + " if family else ""
+    late, lost = table.counts.sum("study").values[1:] if "counts" in table else (0, 0)
+    left_out = f" Left out: {late} models that came too late, {lost} lost." if late or lost else ""
     return (
         f"Flow time (steps x learning rate) to 2-Gen, {table.attrs['title']}. Best of four laws by "
-        f"Akaike weight ({weight:.2g}): {start}{a:.3g} {best.law.item()}, ± {error:.2g}."
+        f"Akaike weight ({weight:.2g}): {start}{a:.3g} {best.law.item()}, ± {error:.2g}.{left_out}"
     )
 
 
@@ -199,6 +201,8 @@ def capacity(result: xr.Dataset) -> Figure:
         for row, (low, high) in enumerate(result.K2.isel(hidden=place).values.T):
             # The line between the two K that bracket K2*.
             known = low if math.isfinite(low) else high
+            if not math.isfinite(known):
+                continue
             at = np.searchsorted(sizes, known) + (0.5 if math.isfinite(low) else -0.5)
             axes.plot([at, at], [row - 0.5, row + 0.5], color=LIGHT["ink"], linewidth=1.2)
         axes.set_xlim(-0.5, len(sizes) - 0.5)
@@ -322,8 +326,9 @@ def race(result: xr.Dataset) -> Figure:
     right.axhline(0, color=LIGHT["muted"], linewidth=0.6)
     tau = result.tau_induction.values[np.isfinite(result.tau_induction.values)]
     if tau.size:
+        between = float(np.diff(result.step.values).min())  # it formed since the evaluation before
         right.axvspan(
-            tau.min() - 15, tau.max() + 15, color=PHASE_COLOURS["G2"], alpha=0.25, linewidth=0
+            tau.min() - between, tau.max(), color=PHASE_COLOURS["G2"], alpha=0.25, linewidth=0
         )
     right.set(xlabel="optimizer step", ylabel="recognition alone - 2-Gen, loss in nats")
     right.set_ylim(float(excess.min()) - 0.01, 0.12)
@@ -332,6 +337,7 @@ def race(result: xr.Dataset) -> Figure:
 
 
 def _of_race(result: xr.Dataset) -> str:
+    never = int(np.isinf(result.tau_whole_2_mem.values).sum())
     told = {
         name: value if isinstance(value, str) else describe_interval(*value)
         for name, value in ((n, result.attrs.get(f"K1* {n}", "unknown")) for n in RACE_CRITERIA)
@@ -339,9 +345,10 @@ def _of_race(result: xr.Dataset) -> str:
     return (
         "Left: each circuit trained alone, and the whole model. Right: the loss of the recognition "
         "circuit alone above that of 2-Gen; the band is when the induction circuit has formed, and "
-        "curves that are above 0 there predict a visit to G2. K1* of the whole model: "
-        f"{told['observed']}; predicted by the loss at that time: {told['loss at tau']}; by equal "
-        f"times: {told['equal times']}."
+        "curves that are above 0 there predict a visit to G2. "
+        f"{never} of {len(result.run)} whole models never came to M2, and have no mark. K1* of the "
+        f"whole model: {told['observed']}; predicted by the loss at that time: "
+        f"{told['loss at tau']}; by equal times: {told['equal times']}."
     )
 
 
@@ -400,7 +407,7 @@ def switching(table: xr.Dataset) -> Figure:
     )
     axes.axvline(limit, color=PHASE_COLOURS["M2"], linewidth=0.8, linestyle=":")
     axes.set(yscale="log", xlabel="chains K", ylabel="optimizer steps to M2")
-    axes.set_xlim(0.9 * chains.min(), min(1.1 * limit, 2 * chains.max()))
+    axes.set_xlim(0.9 * chains.min(), max(1.1 * chains.max(), min(1.1 * limit, 2 * chains.max())))
     axes.set_ylim(time[turned].min() / 2, 3 * before.max())
     axes.legend(loc="center right")
     return figure

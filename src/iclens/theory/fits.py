@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq, least_squares
 from scipy.special import expit, log_ndtr, xlogy
-from scipy.stats import chi2
+from scipy.stats import chi2, spearmanr
 from scipy.stats import t as student_t
 
 LEVEL = 0.95
@@ -141,7 +141,8 @@ def fit_switching(
     A run turned in (before, time], between two evaluations; `time` is infinite for one that had
     not turned by `before`, the end of training.  At K >= K2* a run never turns.
 
-    Raises `CannotFit` if fewer than three K have runs that turned, or fewer than five runs did.
+    Raises `CannotFit` if fewer than three K have runs that turned, fewer than five runs did, or
+    times do not rise with K.
     """
     chains, before, time = (np.asarray(a, np.float64) for a in (chains, before, time))
     seed = np.asarray(seed)
@@ -153,6 +154,10 @@ def fit_switching(
             "expected at least 5 runs that turned, at 3 values of K; got "
             f"{turned.sum()} at {len(np.unique(chains[turned]))}"
         )
+    if (time <= 0).any():
+        raise CannotFit("a run had turned before its first step")
+    if spearmanr(chains[turned], time[turned]).statistic <= 0:
+        raise CannotFit("the times to M2 do not rise with K")
     fit = _Switching(chains, before, time)
     best = fit.best
 
@@ -242,7 +247,10 @@ class _Switching:
                     fit.fixed[name] = True
                 fit.strategy = 0
                 fit.migrad()
-                found.append((float(fit.fval), *(float(value) for value in fit.values)))
+                if math.isfinite(fit.fval):
+                    found.append((float(fit.fval), *(float(value) for value in fit.values)))
+        if not found:
+            raise CannotFit("the likelihood of the times to M2 has no maximum")
         return min(found)
 
     def interval(self, parameter: str) -> tuple[float | None, float | None]:

@@ -43,7 +43,9 @@ CHUNK = 2**21
 """Positions that are worked on together."""
 AMPLITUDE_CHAINS = 2**18
 HORIZON = 60.0
-"""Flow time, over N / ln N, by which the loss has settled."""
+"""Flow time, over N / ln N, by which the loss has settled at concentrations near 1."""
+DOUBLINGS = 5
+"""Times at most that the flow is followed, each twice as long."""
 
 
 class Sample(eqx.Module):
@@ -234,7 +236,7 @@ def chain_amplitudes(
 
 def amplitudes(prior: ChainPrior, *, key: PRNGKeyArray) -> dict[str, Estimate]:
     """A_beta and A_J, the means of `chain_amplitudes` over the prior, with standard errors."""
-    chains = prior.sample(key, AMPLITUDE_CHAINS)
+    chains = prior.sample(key, max(1024, AMPLITUDE_CHAINS * 100 // max(10, prior.states) ** 2))
     by_beta, by_both = chain_amplitudes(chains.transition)
     return {"A_beta": Estimate.of(by_beta), "A_J": Estimate.of(by_both)}
 
@@ -372,7 +374,24 @@ def stochastic_descent(
 def time_to_induction(
     prior: ChainPrior, context: int, *, sequences: int, rho: float = 0.0, key: PRNGKeyArray
 ) -> float:
-    """tau_2Gen of the reduced model: the half-time of gradient flow, in flow time."""
+    """tau_2Gen of the reduced model: the half-time of gradient flow, in flow time.
+
+    The flow is followed until the loss has settled: its last tenth of the time brings less than
+    1 % of the fall.  Raises `ValueError` if it does not, as where no induction head forms.
+    """
+    check_rho(rho)
+    if rho == 1:
+        raise ValueError("rho: expected less than 1, for an induction head reads layer 2")
     sample = draw_sample(prior, context, sequences, key=key)
-    horizon = HORIZON * context / math.log(context)
-    return gradient_flow(sample, horizon, rho=rho).half_time
+    time = HORIZON * context / math.log(context) / (1 - rho)
+    for _ in range(DOUBLINGS):
+        path = gradient_flow(sample, time, rho=rho)
+        late = path.loss[path.time >= 0.9 * time]
+        if late[0] - late[-1] < 0.01 * (path.loss[0] - path.loss[-1]):
+            return path.half_time
+        time *= 2
+    raise ValueError(
+        f"the loss has not settled by flow time {time / 2:.0f}: no induction head forms at "
+        f"C = {prior.states}, concentration = {prior.concentration:g}, N = {context}, "
+        f"rho = {rho:g}"
+    )

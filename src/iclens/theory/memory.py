@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
+from scipy.spatial.distance import cdist
 
 from iclens.chains import ChainSet
 from iclens.separation import effective_dimension, linear_readout
@@ -92,7 +93,8 @@ class Geometry:
     """Distance of a chain's mean to the nearest other, the median over chains, over the root mean
     square distance of a sequence's task vector from its chain's mean; they overlap below 2."""
     dimension: float
-    """Effective dimension of the chains' means, (sum l)^2 / sum l^2 over their covariance's l."""
+    """Effective dimension of the chains' means, (sum l)^2 / sum l^2 over their covariance's l; at
+    most the number of chains less one."""
     readout: float
     """Share of held-out sequences whose chain is that of the nearest mean, in the metric of the
     spread within chains."""
@@ -138,7 +140,7 @@ def geometry(
     means = fit.mean(1)
     within = fit - means[:, None]
     spread = np.sqrt((within**2).sum(-1).mean())
-    apart = np.sqrt(((means[:, None] - means) ** 2).sum(-1))
+    apart = cdist(means, means)
     nearest = np.where(np.eye(len(means), dtype=bool), np.inf, apart).min(1)
     chain = np.repeat(np.arange(chains.count), sequences)
     even = np.tile(np.arange(sequences) % 2 == 0, chains.count)
