@@ -112,10 +112,12 @@ def test_times_over_contexts_are_run_and_fitted(tmp_path) -> None:
 @pytest.mark.slow
 def test_the_memory_model_memorises_few_chains_and_counts_many(tmp_path) -> None:
     """THEORY 2 at C = 5, N = 64, F = 64, a quarter of its steps: the order is the same."""
-    study = reduced.MemoryStudy(chains=(8, 512), width=(2, 16), steps=4000)
+    study = reduced.MemoryStudy(chains=(8, 512), width=(1, 2, 16), steps=4000)
     found = reduced.memory_result(study)
     memorised = (found.to_2_mem < found.to_2_gen).sel(hidden=64)
-    assert memorised.sel(chains=8).values.all()
+    # K2* grows with d: below 8 at d = 1, above at d = 2 and 16.
+    assert memorised.sel(chains=8).values.tolist() == [False, True, True]
+    assert found.K2.sel(hidden=64, end=1).values.tolist() == [8, 512, 512]
     assert not memorised.sel(chains=512).values.any()
     assert float(found.to_2_mem.sel(chains=8, width=16, hidden=64)) < 0.04
     assert float(found.to_2_gen.sel(chains=512, width=16, hidden=64)) < 0.08

@@ -26,7 +26,7 @@ from iclens.lab.work import Event, keep_error, use_one_thread, work
 logging.getLogger("distributed").setLevel(logging.CRITICAL)  # events and results tell more
 POLL_SECONDS = 0.5
 """Time between two looks at whether the scheduler is still there."""
-CONNECT_SECONDS = 20
+CONNECT_SECONDS = 10
 
 
 @contextlib.contextmanager
