@@ -25,6 +25,7 @@ check: $(INSTALLED)
 
 bench: $(BENCH)
 	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/sweep.py
 
 $(INSTALLED): constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv

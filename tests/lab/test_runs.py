@@ -89,6 +89,19 @@ TABLES = st.fixed_dictionaries(
                 "hidden": st.integers(1, 99),
                 "attention_only": st.booleans(),
                 "positions": st.sampled_from(["relative", "absolute", "rotary", "none"]),
+                "norm": st.sampled_from(["rms", "layer", "none"]),
+                "layers": st.integers(1, 4),
+            }
+        ),
+        "evaluation": st.fixed_dictionaries({"sequences": st.integers(2, 10**6)}),
+        "cluster": st.fixed_dictionaries(
+            {
+                "kind": st.sampled_from(["local", "slurm"]),
+                "queue": st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20),
+                "memory": st.sampled_from(["4 GiB", "512MB", "1.5 TB"]),
+                "directives": st.lists(
+                    st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20), max_size=3
+                ),
             }
         ),
         "train": st.fixed_dictionaries(
@@ -105,6 +118,8 @@ TABLES = st.fixed_dictionaries(
                     st.integers(1, 10**9) | st.just("infinite"), min_size=1, max_size=4, unique=True
                 ),
                 "seeds": st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3, unique=True),
+                "refine": st.booleans(),
+                "ratio": st.floats(1, 100, exclude_min=True),
             }
         ),
     }

@@ -57,6 +57,34 @@ def test_intervals_cover_what_they_state() -> None:
     assert min(held.values()) >= 52, held
 
 
+@pytest.mark.slow
+def test_intervals_cover_at_the_size_of_the_capacity_run() -> None:
+    """K and seeds of `capacity`, evaluated every 500 steps to 40,000: some 12 of 18 runs turn."""
+    chains, seed = np.repeat([12.0, 16, 20, 24, 28, 32], 3), np.tile([0, 1, 2], 6)
+    gap = np.maximum(30 - chains, 1e-3)
+    held = {"K2*": 0, "gamma": 0}
+    for trial in range(20):
+        rng = np.random.default_rng(1000 + trial)
+        exact = np.where(chains < 30, 6e5 / gap**2 * np.exp(0.3 * rng.normal(size=18)), np.inf)
+        late = 500 * np.ceil(exact / 500)
+        time = np.where(late <= 40_000, late, np.inf)
+        before = np.where(np.isfinite(time), time - 500, 40_000)
+        fit = fit_switching(chains, before, time, seed)
+        held["K2*"] += covers(fit.parameters["K2*"].profile, 30.0)
+        held["gamma"] += covers(fit.parameters["gamma"].profile, 2.0)
+    assert min(held.values()) >= 17, held
+
+
+def test_times_that_fall_with_k_or_begin_at_zero_are_refused() -> None:
+    chains, seed = np.repeat([8.0, 12, 16, 20], 2), np.tile([0, 1], 4)
+    time = 8000 / chains
+    with pytest.raises(CannotFit, match="do not rise with K"):
+        fit_switching(chains, time - 10, time, seed)
+    time[0] = 0
+    with pytest.raises(CannotFit, match="before its first step"):
+        fit_switching(chains, time - 10, time, seed)
+
+
 def test_censored_runs_count() -> None:
     """Dropping the runs that had not turned makes the threshold too large, or leaves it open."""
     before, time = planted(np.random.default_rng(0), MANY)
