@@ -128,7 +128,9 @@ def memory(
             row = found.sel(width=d, hidden=f)
             pairs = zip(row.to_2_gen.values, row.to_2_mem.values, strict=True)
             ends = ["?" if end != end else f"{end:.0f}" for end in row.K2.values.tolist()]
-            told = "".join(f"{f'{gen:.3f} / {mem:.3f}':>14}" for gen, mem in pairs)
+            told = "".join(
+                f"{f'{gen:.3f} / {mem:.3f}' if gen == gen else 'not run':>14}" for gen, mem in pairs
+            )
             print(f"d = {d:<5}{told}   K2* between {ends[0]} and {ends[1]}")
     return 0
 

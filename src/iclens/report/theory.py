@@ -65,7 +65,7 @@ def _logarithmic_chains(axes: Axes, chains: np.ndarray) -> None:
     axes.set(xscale="log", xlabel="chains K")
     ticks: list[int] = []
     for tick in np.unique(chains).astype(int).tolist():
-        if not ticks or tick >= 1.3 * ticks[-1]:
+        if not ticks or tick >= max(1.3, (chains.max() / chains.min()) ** 0.125) * ticks[-1]:
             ticks.append(tick)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
@@ -224,8 +224,9 @@ def _of_capacity(result: xr.Dataset) -> str:
         for here in (
             result.isel(hidden=f, width=d)
             for f in range(result.sizes["hidden"])
-            for d in (0, result.sizes["width"] - 1)
+            for d in range(result.sizes["width"])
         )
+        if np.isfinite(here.K2.values).any()
     )
     return (
         "Where the encoder-pool-decoder model ends, after "
@@ -238,7 +239,7 @@ def geometry(result: xr.Dataset) -> Figure:
     """How chains' task vectors crowd as K grows, for each d; crosses are transformers."""
     figure, panels = _panels(3, 2.4)
     shades = np.linspace(0.75, 0.1, result.sizes["width"])
-    here = result.isel(hidden=-1)
+    here = result.isel(hidden=_fullest(result))
     for axes, (name, label) in zip(
         panels,
         (
@@ -249,9 +250,10 @@ def geometry(result: xr.Dataset) -> Figure:
         strict=True,
     ):
         for shade, width in zip(shades, result.width.values.tolist(), strict=True):
+            values = here[name].sel(width=width).dropna("chains")
             axes.plot(
-                result.chains,
-                here[name].sel(width=width),
+                values.chains,
+                values,
                 ".-",
                 color=str(shade),
                 linewidth=0.9,
@@ -283,13 +285,18 @@ def geometry(result: xr.Dataset) -> Figure:
     return figure
 
 
+def _fullest(result: xr.Dataset) -> int:
+    """The place of the F at which most models were trained."""
+    return int(result.separation.notnull().sum(["chains", "width"]).values.argmax())
+
+
 def _of_geometry(result: xr.Dataset) -> str:
     beside = f"; crosses: {result.attrs['beside']}" if "beside" in result.attrs else ""
     return (
         "Task vectors of the memory model, one sequence against the chains' means: distance of a "
         "chain's mean to the nearest other over the spread within chains, effective dimension of "
-        f"the means, and how often a linear read-out finds the chain (F = {int(result.hidden[-1])})"
-        f"{beside}."
+        "the means, and how often a linear read-out finds the chain "
+        f"(F = {int(result.hidden[_fullest(result)])}){beside}."
     )
 
 
