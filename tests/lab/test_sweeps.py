@@ -129,9 +129,15 @@ def test_a_killed_parent_leaves_no_worker_and_nothing_is_lost(undisturbed, tmp_p
     sweep.end()
     _, alive = psutil.wait_procs(workers, timeout=10)
     assert not alive
-    assert {cell.status for cell in open_run(sweep.path).cells} == {"unfinished"}
-    assert Sweep(tmp_path).end() == 0
-    assert results(Run(sweep.path)) == results(undisturbed)
+    run = open_run(sweep.path)
+    assert {cell.status for cell in run.cells} == {"unfinished"}
+    saved = {cell.name: cell.steps[-1] for cell in run.cells}
+    events = []
+    assert run_sweep(run, workers=2, on_event=events.append) == {}
+    for name, step in saved.items():  # it goes on after what was saved
+        again = [event.steps for event in events if event.cell == name and event.kind == "phase"]
+        assert again == [later for later in BASE.train.evaluation_steps if later > step]
+    assert results(run) == results(undisturbed)
 
 
 @pytest.mark.slow
