@@ -7,8 +7,9 @@ import tempfile
 
 import pytest
 
+from iclens.lab.files import hold_lock
 from iclens.lab.recipe import load_recipe
-from iclens.lab.store import Run, create_run
+from iclens.lab.store import Run, create_run, open_run
 from iclens.lab.sweep import run_sweep
 
 
@@ -24,7 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory) -> Run:
-    """The preset `tiny`, run once for all tests; they must not change it."""
-    run = create_run(tmp_path_factory.mktemp("runs") / "tiny", load_recipe("tiny"))
-    assert run_sweep(run) == {}
-    return run
+    """The preset `tiny`, run once for all workers' tests; they must not change it."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with hold_lock(root / "tiny.lock", wait=True):
+        run = create_run(root / "tiny", load_recipe("tiny"))
+        assert run_sweep(run) == {}
+    return open_run(run.path)

@@ -483,10 +483,11 @@ def test_provenance_names_versions_and_random_numbers(tiny_run) -> None:
     ("sent", "renames"),
     [
         ("SIGKILL", 3),
-        pytest.param("SIGKILL", 8, marks=pytest.mark.slow),
-        pytest.param("SIGINT", 5, marks=pytest.mark.slow),
+        ("SIGKILL", 8),
+        ("SIGINT", 5),
     ],
 )
+@pytest.mark.slow
 def test_kill_nine_and_again_ends_with_the_same_bytes(undisturbed, tmp_path, sent, renames) -> None:
     """A signal between the writing of a file and its renaming, of a state or of a piece."""
     (tmp_path / "r.toml").write_text(SHORT.to_toml())

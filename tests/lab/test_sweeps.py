@@ -95,6 +95,7 @@ def test_order_of_work_is_coarse_first(tmp_path) -> None:
     assert order[5:] == [("infinite", 1), (8, 1), (2, 1), (16, 1), (4, 1)]
 
 
+@pytest.mark.slow
 def test_two_workers_end_with_the_bytes_of_one(undisturbed, tmp_path) -> None:
     run = create_run(tmp_path / "run", BASE)
     events = []
@@ -253,6 +254,7 @@ def test_jobs_of_slurm_run_workers_of_one_thread() -> None:
         assert option in script
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_is_not_there_is_one_message(tmp_path) -> None:
     (tmp_path / "r.toml").write_text(BASE.to_toml())
     found = subprocess.run(
@@ -274,6 +276,7 @@ def test_where_a_run_is_done_is_no_part_of_what_it_is(tmp_path) -> None:
     assert json.dumps(BASE.difference(there)) == "[]"
 
 
+@pytest.mark.slow
 def test_cells_are_named_alike_everywhere(undisturbed) -> None:
     cell = undisturbed.cells[0]
     assert isinstance(cell, Cell)
