@@ -238,6 +238,7 @@ def test_status_of_a_running_sweep(tmp_path) -> None:
         [*ICLENS, "status", str(sweep.path)], capture_output=True, text=True, check=True
     ).stdout
     sweep.process.kill()
+    sweep.end()
     assert "running    step" in told
     assert "left at" in told
 

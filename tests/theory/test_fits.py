@@ -47,14 +47,14 @@ def test_a_planted_divergence_is_found() -> None:
 def test_intervals_cover_what_they_state() -> None:
     """Of intervals of planted data with 20 runs that turned, nine in ten hold the truth."""
     held = {"K2*": 0, "gamma": 0}
-    trials = 60
+    trials = 30
     for trial in range(trials):
         before, time = planted(np.random.default_rng(trial + 1))
         fit = fit_switching(CHAINS, before, time, np.zeros(32, int))
         held["K2*"] += covers(fit.parameters["K2*"].profile, 30.0)
         held["gamma"] += covers(fit.parameters["gamma"].profile, 2.0)
-    # Of exact intervals 57 would; 91 %, as documented, are 55.
-    assert min(held.values()) >= 52, held
+    # Of exact intervals 28.5 would; 91 %, as documented, are 27.
+    assert min(held.values()) >= 25, held
 
 
 @pytest.mark.slow
