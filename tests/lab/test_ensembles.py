@@ -50,6 +50,7 @@ def test_filled_up_sets_give_the_same_sequences() -> None:
     assert padded(PRIOR, 9) is PRIOR
 
 
+@pytest.mark.slow
 def test_members_are_what_they_are_alone() -> None:
     filled = [padded(chains, 9) for chains in SETS]
     together = list(train_ensemble(members(), filled, CONFIG, keys=KEYS))

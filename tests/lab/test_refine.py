@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,6 +92,7 @@ def test_a_cell_without_outcome_is_not_tried_again() -> None:
     assert wanted == [(2, 0)]
 
 
+@pytest.mark.slow
 def test_a_refined_run_trains_what_it_needs_and_goes_on(tmp_path) -> None:
     tiny = load_recipe("tiny")
     recipe = dataclasses.replace(

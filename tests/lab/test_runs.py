@@ -210,7 +210,10 @@ def undisturbed(tmp_path_factory) -> Cell:
     return dataclasses.replace(cell)
 
 
-@pytest.mark.parametrize("after", [1, 4, 9])
+@pytest.mark.parametrize(
+    "after",
+    [1, pytest.param(4, marks=pytest.mark.slow), pytest.param(9, marks=pytest.mark.slow)],
+)
 def test_a_cell_stopped_after_any_piece_ends_with_the_same_bytes(
     undisturbed, tmp_path, monkeypatch, after
 ) -> None:

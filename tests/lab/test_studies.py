@@ -141,6 +141,7 @@ SMALL = reduced.MemoryStudy(
 )
 
 
+@pytest.mark.slow
 def test_a_memory_grid_goes_on_where_it_stopped_and_can_grow() -> None:
     whole = reduced.memory_result(SMALL)
     kept: list[xr.Dataset] = []
