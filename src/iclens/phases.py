@@ -313,11 +313,11 @@ def successive_phases(curves: xr.Dataset) -> tuple[list[str], list[int]]:
     return phases, steps
 
 
-BEYOND: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "K1*": lambda cell: "G2" in cell["phases"],
-    "K2*": lambda cell: cell["phases"][-1] != "M2",
+BEYOND: dict[str, Callable[[list[str]], bool]] = {
+    "K1*": lambda phases: "G2" in phases,
+    "K2*": lambda phases: phases[-1] != "M2",
 }
-"""Whether a cell of a phase map lies beyond a threshold."""
+"""Whether successive phases, at least one, are those of a cell beyond a threshold."""
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ class PhaseMap:
     def outcomes(self, threshold: str, seed: int) -> list[tuple[int | str, bool]]:
         """K, and whether the cell is beyond a threshold, of one seed's finished cells, by K."""
         return [
-            (cell["chains"], BEYOND[threshold](cell))
+            (cell["chains"], BEYOND[threshold](cell["phases"]))
             for cell in self.cells
             if cell["seed"] == seed and cell["phases"] and cell["outcome"] == "finished"
         ]

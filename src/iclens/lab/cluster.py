@@ -21,7 +21,7 @@ from distributed import Client, Future, KilledWorker, LocalCluster, get_worker
 from iclens import __version__
 from iclens.lab.cell import Cell
 from iclens.lab.recipe import ClusterConfig
-from iclens.lab.work import Event, keep_error, use_one_thread, work
+from iclens.lab.work import Event, Teller, keep_error, use_one_thread, work
 
 logging.getLogger("distributed").setLevel(logging.CRITICAL)  # events and results tell more
 POLL_SECONDS = 0.5
@@ -161,7 +161,7 @@ def run_on(
                 reason = _reason(cell, future)
                 if reason is not None:
                     failed[cell.name] = reason
-                on_event(Event(cell.name, "fail" if reason else "done", detail=reason or ""))
+                Teller(cell.name, on_event).ended(reason)
     finally:
         with contextlib.suppress(Exception):
             client.cancel([future for _, future, _ in active.values()])

@@ -67,7 +67,7 @@ def _run_some(cells: Sequence[Cell], tell: Callable[[Event], None]) -> dict[str,
             try:
                 wanting = stack.enter_context(prepare(replace(cell), told))
                 if wanting is None:
-                    told("done")
+                    told.ended(None)
                     continue
                 state = begin(wanting)
             except Exception:
@@ -99,12 +99,13 @@ def _run_group(group: list[Member]) -> dict[str, str]:
             middle = len(group) // 2
             return _run_group(members[:middle]) | _run_group(members[middle:])
         for cell, told, _ in group:
-            failed.setdefault(cell.name, _fail(cell, told))
+            if cell.name not in failed:
+                failed[cell.name] = _fail(cell, told)
     for cell, told, _ in group:
         if cell.name not in failed:
             try:
                 finish(cell)
-                told("done")
+                told.ended(None)
             except Exception:
                 failed[cell.name] = _fail(cell, told)
     return failed
@@ -130,7 +131,7 @@ def _fail(cell: Cell, told: Teller) -> str:
     """Keep and tell the error that is being handled; returns it."""
     reason = traceback.format_exc()
     keep_error(cell, reason)
-    told("fail", detail=reason)
+    told.ended(reason)
     return reason
 
 

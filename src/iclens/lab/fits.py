@@ -12,7 +12,7 @@ import xarray as xr
 from iclens.lab import times
 from iclens.lab.cell import Cell
 from iclens.lab.store import Run
-from iclens.phases import successive_phases
+from iclens.phases import BEYOND, successive_phases
 from iclens.theory.fits import CannotFit, Fit, fit_growth, fit_switching, fit_threshold
 
 
@@ -26,11 +26,11 @@ def fit_run(run: Run) -> dict[str, Fit | str]:
         raise ValueError(f"run {run.name!r} has no finished cell with finitely many chains")
     chains = np.array([cell.chains for cell in cells])
     seed = np.array([cell.seed for cell in cells])
-    visited = np.array([times.visits_g2(cell) for cell in cells])
-    # The last clear label; with one chain, 1-Mem and 2-Mem are the same.
-    ends = [successive_phases(times.curves(cell))[0][-1:] for cell in cells]
-    ended = np.array([bool(end) for end in ends]) & (chains > 1)
-    beyond = np.array([end != ["M2"] for end in ends])
+    paths = [successive_phases(times.curves(cell))[0] for cell in cells]
+    visited = np.array([BEYOND["K1*"](path) for path in paths])
+    # With one chain, 1-Mem and 2-Mem are the same.
+    ended = np.array([bool(path) for path in paths]) & (chains > 1)
+    beyond = np.array([not path or BEYOND["K2*"](path) for path in paths])
     switch = np.array([times.time_to_switch(cell) for cell in cells], np.float64).reshape(-1, 2)
     attempts: dict[str, Callable[[], Fit]] = {
         "K1*": lambda: fit_threshold(chains, visited, seed),

@@ -16,7 +16,7 @@ from iclens.lab.ensemble import run_ensembles
 from iclens.lab.files import hold_lock
 from iclens.lab.recipe import Recipe
 from iclens.lab.store import Run, hold, open_run, record_provenance
-from iclens.lab.work import Event, work
+from iclens.lab.work import Event, Teller, work
 from iclens.phases import float_diversity
 
 CALIBRATION_STEPS = 128
@@ -146,7 +146,7 @@ def _run_cells(
     failed = {}
     for cell in cells:
         reason = work(cell, on_event)
-        on_event(Event(cell.name, "fail" if reason else "done", detail=reason or ""))
+        Teller(cell.name, on_event).ended(reason)
         if reason:
             failed[cell.name] = reason
     return failed

@@ -7,6 +7,7 @@ import xarray as xr
 
 from iclens.lab.cell import Cell
 from iclens.lab.store import Run
+from iclens.phases import BEYOND, successive_phases
 from iclens.theory.race import first_lasting
 
 
@@ -42,16 +43,11 @@ def time_to_switch(cell: Cell) -> tuple[float, float]:
 
     From the first clear label G2: in M1, before it, a model is nearer to 2-Mem already.
     """
-    begun = _clear_g2(cell).argmax()
+    begun = int(((curves(cell).phase == "G2") & curves(cell).clear).values.argmax())
     nearer = _distance(cell, "2-Mem") < _distance(cell, "2-Gen")
     return first_lasting(curves(cell).step.values[begun:], nearer[begun:], at_end=False)
 
 
 def visits_g2(cell: Cell) -> bool:
     """Whether G2 is a clear label at any evaluation."""
-    return bool(_clear_g2(cell).any())
-
-
-def _clear_g2(cell: Cell) -> np.ndarray:
-    found: np.ndarray = ((curves(cell).phase == "G2") & curves(cell).clear).values
-    return found
+    return BEYOND["K1*"](successive_phases(curves(cell))[0])

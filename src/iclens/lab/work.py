@@ -46,8 +46,8 @@ def work(cell: Cell, tell: Callable[[Event], None]) -> str | None:
         with prepare(replace(cell), told) as wanting:
             if wanting is not None:
                 run_cell(wanting, on_steps=told.steps, on_phase=told.phase)
-    except Exception as error:
-        reason = "".join(traceback.format_exception(error))
+    except Exception:
+        reason = traceback.format_exc()
         keep_error(cell, reason)
         return reason
     return None
@@ -105,6 +105,10 @@ class Teller:
 
     def phase(self, steps: int, phase: str) -> None:
         self("phase", steps=steps, detail=phase)
+
+    def ended(self, reason: str | None) -> None:
+        """Tell that the cell is done, or why it failed."""
+        self("fail" if reason else "done", detail=reason or "")
 
 
 def keep_error(cell: Cell, reason: str) -> None:
