@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import queue
@@ -12,6 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,12 @@ logging.getLogger("distributed").setLevel(logging.CRITICAL)  # events and result
 POLL_SECONDS = 0.5
 """Time between two looks at whether the scheduler is still there."""
 CONNECT_SECONDS = 10
+QUIET = {
+    "distributed.admin.tick.interval": "1s",
+    "distributed.worker.profile.enabled": False,
+    "distributed.scheduler.work-stealing": False,
+}
+"""Settings of local processes: what Dask watches of itself takes 5 % of the time of two cores."""
 
 
 @contextlib.contextmanager
@@ -35,15 +43,16 @@ def local_client(workers: int) -> Iterator[Client]:
     # Workers, which a terminal would interrupt too, are started with the interrupt blocked.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        cluster = LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit=0,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.CRITICAL,
-        )
+        with dask.config.set(QUIET):
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                memory_limit=0,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                silence_logs=logging.CRITICAL,
+            )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
@@ -209,7 +218,22 @@ def _version() -> str:
 def _task(cell: Cell, topic: str) -> str | None:
     """What a worker does."""
     use_one_thread()
+    _keep_freed_memory()
     worker = get_worker()
     # Left alone, xarray would ask the scheduler for a lock on each file.
     with dask.config.set(scheduler="synchronous"):
         return work(cell, lambda event: worker.log_event(topic, {"iclens": asdict(event)}))
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Let the C library keep memory that was freed, as it does by itself where Dask does not ask.
+
+    Dask starts its workers with MALLOC_TRIM_THRESHOLD_ = 64 KiB, so that each step's arrays would
+    be given back to the system and asked for again: a fifth of the time of small models.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # glibc's malloc.h
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        library = ctypes.CDLL(None)
+        library.mallopt(trim_threshold, 2**30)
+        library.mallopt(mmap_threshold, 2**25)  # the most that it takes

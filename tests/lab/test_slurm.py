@@ -1,0 +1,137 @@
+"""A sweep on SLURM: the real dask-jobqueue, with `sbatch` and `scancel` that run jobs here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from test_sweeps import BASE, EARLY, ICLENS, results
+
+from iclens.lab.cluster import slurm_cluster
+from iclens.lab.recipe import ClusterConfig
+from iclens.lab.store import Run, create_run
+from iclens.lab.sweep import run_sweep
+
+SLURM = dataclasses.replace(BASE, cluster=ClusterConfig(kind="slurm", jobs=2, cores=1))
+
+SBATCH = """#!{python}
+import subprocess, sys, time
+from pathlib import Path
+job = Path(__file__).with_name("jobs") / str(time.time_ns())
+script = Path(sys.argv[1]).read_text()  # which is removed when this returns
+with open(f"{{job}}.log", "w") as log:
+    started = subprocess.Popen(
+        ["bash", "-c", script],
+        stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+    )
+job.write_text(str(started.pid))
+print("Submitted batch job", started.pid)
+"""
+SCANCEL = """#!{python}
+import os, signal, sys
+os.killpg(int(sys.argv[1]), signal.SIGTERM)
+"""
+
+
+class Queue:
+    """A batch system whose jobs are process groups of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.jobs = folder, folder / "jobs"
+        self.jobs.mkdir(parents=True)
+        self.install("sbatch", SBATCH)
+        self.install("scancel", SCANCEL)
+        self.environ = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+    def install(self, name: str, script: str) -> None:
+        (self.folder / name).write_text(script.format(python=sys.executable))
+        (self.folder / name).chmod(0o755)
+
+    def submitted(self) -> list[int]:
+        """Process groups of all jobs so far, in order."""
+        paths = [path for path in self.jobs.iterdir() if path.suffix != ".log"]
+        return [int(path.read_text()) for path in sorted(paths, key=lambda path: int(path.name))]
+
+    def under_way(self) -> list[int]:
+        groups = set(self.submitted())
+        found = set()
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.add(os.getpgid(process.pid))
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                continue
+        return sorted(groups & found)
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    queue = Queue(tmp_path / "slurm")
+    try:
+        yield queue
+    finally:
+        for group in queue.under_way():
+            os.killpg(group, signal.SIGKILL)
+
+
+def start(folder: Path, slurm: Queue) -> subprocess.Popen[str]:
+    (folder / "r.toml").write_text(SLURM.to_toml())
+    return subprocess.Popen(
+        [*ICLENS, "run", "r.toml", "--out", "run"],
+        cwd=folder,
+        env=slurm.environ,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def test_jobs_of_slurm_run_workers_of_one_thread() -> None:
+    config = ClusterConfig(
+        kind="slurm", cores=4, memory="8 GiB", queue="short", directives=("--exclusive",)
+    )
+    with slurm_cluster(config) as cluster:
+        script = cluster.job_script()
+    for line in ("#SBATCH -p short", "#SBATCH --exclusive", "#SBATCH --cpus-per-task=4"):
+        assert line in script
+    for option in ("--nthreads 1", "--nworkers 4", "--memory-limit 0"):
+        assert option in script
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_is_submitted_again_and_nothing_is_lost(slurm, tmp_path) -> None:
+    undisturbed = create_run(tmp_path / "undisturbed", BASE)
+    assert run_sweep(undisturbed, workers=1) == {}
+    command = start(tmp_path, slurm)
+    end = time.monotonic() + 120
+    while not all((tmp_path / "run" / "cells" / piece).exists() for piece in EARLY):
+        assert command.poll() is None, command.stdout.read()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert len(slurm.submitted()) == 2
+    os.killpg(slurm.submitted()[0], signal.SIGKILL)
+    told, _ = command.communicate(timeout=240)
+    assert command.returncode == 0, told
+    assert len(slurm.submitted()) >= 3
+    assert results(Run(tmp_path / "run")) == results(undisturbed)
+    end = time.monotonic() + 30
+    while slurm.under_way():
+        assert time.monotonic() < end, "jobs are left"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_refused_is_one_message(slurm, tmp_path) -> None:
+    slurm.install("sbatch", "#!{python}\nraise SystemExit('sbatch: invalid partition specified')\n")
+    command = start(tmp_path, slurm)
+    told, _ = command.communicate(timeout=60)
+    assert command.returncode == 2, told
+    assert "invalid partition specified" in told
+    assert "Traceback" not in told
