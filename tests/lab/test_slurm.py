@@ -14,12 +14,10 @@ import psutil
 import pytest
 from test_sweeps import BASE, EARLY, ICLENS, results
 
-from iclens.lab.cluster import slurm_cluster
 from iclens.lab.recipe import ClusterConfig
+from iclens.lab.slurm import slurm_job
 from iclens.lab.store import Run, create_run
 from iclens.lab.sweep import run_sweep
-
-SLURM = dataclasses.replace(BASE, cluster=ClusterConfig(kind="slurm", jobs=2, cores=1))
 
 SBATCH = """#!{python}
 import subprocess, sys, time
@@ -48,7 +46,7 @@ class Queue:
         self.jobs.mkdir(parents=True)
         self.install("sbatch", SBATCH)
         self.install("scancel", SCANCEL)
-        self.environ = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+        self.commands: list[subprocess.Popen[str]] = []
 
     def install(self, name: str, script: str) -> None:
         (self.folder / name).write_text(script.format(python=sys.executable))
@@ -58,6 +56,21 @@ class Queue:
         """Process groups of all jobs so far, in order."""
         paths = [path for path in self.jobs.iterdir() if path.suffix != ".log"]
         return [int(path.read_text()) for path in sorted(paths, key=lambda path: int(path.name))]
+
+    def run(self, folder: Path, jobs: int, cores: int) -> subprocess.Popen[str]:
+        """`iclens run` in a process of its own."""
+        there = ClusterConfig(kind="slurm", jobs=jobs, cores=cores)
+        (folder / "r.toml").write_text(dataclasses.replace(BASE, cluster=there).to_toml())
+        command = subprocess.Popen(
+            [*ICLENS, "run", "r.toml", "--out", "run"],
+            cwd=folder,
+            env=os.environ | {"PATH": f"{self.folder}{os.pathsep}{os.environ['PATH']}"},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.commands.append(command)
+        return command
 
     def under_way(self) -> list[int]:
         groups = set(self.submitted())
@@ -77,49 +90,43 @@ def slurm(tmp_path):
     try:
         yield queue
     finally:
+        for command in queue.commands:
+            command.kill()
+            command.communicate()
         for group in queue.under_way():
             os.killpg(group, signal.SIGKILL)
-
-
-def start(folder: Path, slurm: Queue) -> subprocess.Popen[str]:
-    (folder / "r.toml").write_text(SLURM.to_toml())
-    return subprocess.Popen(
-        [*ICLENS, "run", "r.toml", "--out", "run"],
-        cwd=folder,
-        env=slurm.environ,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
 
 
 def test_jobs_of_slurm_run_workers_of_one_thread() -> None:
     config = ClusterConfig(
         kind="slurm", cores=4, memory="8 GiB", queue="short", directives=("--exclusive",)
     )
-    with slurm_cluster(config) as cluster:
-        script = cluster.job_script()
+    script = slurm_job(config, "tcp://10.0.0.1:8786", "worker").job_script()
     for line in ("#SBATCH -p short", "#SBATCH --exclusive", "#SBATCH --cpus-per-task=4"):
         assert line in script
-    for option in ("--nthreads 1", "--nworkers 4", "--memory-limit 0"):
+    for option in ("tcp://10.0.0.1:8786", "--nthreads 1", "--nworkers 4", "--memory-limit 0"):
         assert option in script
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_is_submitted_again_and_nothing_is_lost(slurm, tmp_path) -> None:
+@pytest.mark.parametrize(("jobs", "cores"), [(2, 1), (1, 2)])
+def test_jobs_that_are_killed_are_submitted_again_and_nothing_is_lost(
+    slurm, tmp_path, jobs, cores
+) -> None:
     undisturbed = create_run(tmp_path / "undisturbed", BASE)
     assert run_sweep(undisturbed, workers=1) == {}
-    command = start(tmp_path, slurm)
+    command = slurm.run(tmp_path, jobs, cores)
     end = time.monotonic() + 120
     while not all((tmp_path / "run" / "cells" / piece).exists() for piece in EARLY):
         assert command.poll() is None, command.stdout.read()
         assert time.monotonic() < end
         time.sleep(0.02)
-    assert len(slurm.submitted()) == 2
-    os.killpg(slurm.submitted()[0], signal.SIGKILL)
-    told, _ = command.communicate(timeout=240)
+    assert len(slurm.submitted()) == jobs
+    for job in slurm.submitted():
+        os.killpg(job, signal.SIGKILL)
+    told, _ = command.communicate(timeout=120)
     assert command.returncode == 0, told
-    assert len(slurm.submitted()) >= 3
+    assert len(slurm.submitted()) == 2 * jobs
     assert results(Run(tmp_path / "run")) == results(undisturbed)
     end = time.monotonic() + 30
     while slurm.under_way():
@@ -130,7 +137,7 @@ def test_a_job_that_is_killed_is_submitted_again_and_nothing_is_lost(slurm, tmp_
 @pytest.mark.slow
 def test_a_job_that_is_refused_is_one_message(slurm, tmp_path) -> None:
     slurm.install("sbatch", "#!{python}\nraise SystemExit('sbatch: invalid partition specified')\n")
-    command = start(tmp_path, slurm)
+    command = slurm.run(tmp_path, 2, 1)
     told, _ = command.communicate(timeout=60)
     assert command.returncode == 2, told
     assert "invalid partition specified" in told

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from iclens.lab.cell import RESULTS, Cell
-from iclens.lab.cluster import slurm_cluster
 from iclens.lab.recipe import ClusterConfig, Recipe, SweepConfig, load_recipe
 from iclens.lab.store import Run, create_run, open_run
 from iclens.lab.sweep import in_order, run_sweep
@@ -241,18 +240,6 @@ def test_status_of_a_running_sweep(tmp_path) -> None:
     sweep.end()
     assert "running    step" in told
     assert "left at" in told
-
-
-def test_jobs_of_slurm_run_workers_of_one_thread() -> None:
-    config = ClusterConfig(
-        kind="slurm", cores=4, memory="8 GiB", queue="short", directives=("--exclusive",)
-    )
-    with slurm_cluster(config) as cluster:
-        script = cluster.job_script()
-    for line in ("#SBATCH -p short", "#SBATCH --exclusive", "#SBATCH --cpus-per-task=4"):
-        assert line in script
-    for option in ("--nthreads 1", "--nworkers 4", "--memory-limit 0"):
-        assert option in script
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Cells on Dask: processes on this machine, an existing scheduler, or a batch system's jobs."""
+"""Cells on Dask: on processes of this machine, or on the workers of an existing scheduler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import ctypes
 import logging
 import os
 import queue
-import shutil
 import signal
 import uuid
 from collections import deque
@@ -22,7 +21,6 @@ from distributed import Client, Future, KilledWorker, LocalCluster, get_worker
 
 from iclens import __version__
 from iclens.lab.cell import Cell
-from iclens.lab.recipe import ClusterConfig
 from iclens.lab.work import Event, Teller, keep_error, use_one_thread, work
 
 logging.getLogger("distributed").setLevel(logging.CRITICAL)  # events and results tell more
@@ -92,40 +90,6 @@ def remote_client(address: str, folder: Path) -> Iterator[Client]:
                     "on a file system that all workers share"
                 )
         yield client
-
-
-@contextlib.contextmanager
-def slurm_client(config: ClusterConfig) -> Iterator[Client]:
-    """Jobs of SLURM, which are submitted again when they end, until the block does.
-
-    Raises `ValueError` if the extra `slurm` is not installed, or there is no `sbatch`.
-    """
-    if not shutil.which("sbatch"):
-        raise ValueError('cluster.kind = "slurm": there is no `sbatch` here')
-    with slurm_cluster(config) as cluster, Client(cluster, set_as_default=False) as client:
-        cluster.adapt(minimum_jobs=config.jobs, maximum_jobs=config.jobs)
-        yield client
-
-
-def slurm_cluster(config: ClusterConfig) -> Any:
-    """The cluster of `slurm_client`, without any job yet."""
-    try:
-        from dask_jobqueue import SLURMCluster
-    except ImportError:
-        raise ValueError(
-            'cluster.kind = "slurm" wants dask-jobqueue: pip install "iclens[slurm]"'
-        ) from None
-    return SLURMCluster(
-        queue=config.queue or None,
-        account=config.account or None,
-        cores=config.cores,
-        processes=config.cores,
-        memory=config.memory,
-        walltime=config.walltime,
-        job_extra_directives=list(config.directives),
-        worker_extra_args=["--memory-limit", "0"],  # the batch system's own limit is enough
-        scheduler_options={"dashboard_address": ":0"},
-    )
 
 
 def run_on(

@@ -136,7 +136,9 @@ def _run_cells(
         if scheduler:
             clients = cluster.remote_client(scheduler, run.path)
         elif run.recipe.cluster.kind == "slurm":
-            clients = cluster.slurm_client(run.recipe.cluster)
+            from iclens.lab.slurm import slurm_client
+
+            clients = slurm_client(run.recipe.cluster)
         else:
             clients = cluster.local_client(min(workers, len(cells)))
         with clients as client:
