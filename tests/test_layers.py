@@ -12,7 +12,7 @@ RANKS = {
     name: rank
     for rank, names in enumerate(
         [
-            ["names"],
+            ["names", "interrupts"],
             ["chains", "separation"],
             ["predictors"],
             ["transformer"],

@@ -157,6 +157,22 @@ def test_an_interrupt_ends_within_seconds_and_says_how_to_go_on(undisturbed, tmp
     assert results(Run(sweep.path)) == results(undisturbed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 0])
+def test_an_interrupt_at_any_time_ends_within_seconds(tmp_path, workers) -> None:
+    """While modules are imported, workers start, cells compile and train, the page is written."""
+    for after in (0.3, 0.8, 1.3, 1.7, 2.1, 2.5, 3.5, 6):
+        sweep = Sweep(tmp_path, workers=workers)
+        time.sleep(after)
+        begun = psutil.Process(sweep.process.pid).children(recursive=True)
+        os.killpg(sweep.process.pid, signal.SIGINT)
+        assert sweep.end(10) == 130, sweep.told()
+        assert "stopped" in sweep.told()
+        assert "Traceback" not in sweep.told()
+        assert not psutil.wait_procs(begun, timeout=5)[1]
+        sweep.log.unlink()
+
+
 PLANTED = """
 import os, signal
 from iclens.lab import work

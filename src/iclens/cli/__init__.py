@@ -3,11 +3,13 @@
 Heavy imports wait until a command needs them, so that help answers at once.
 """
 
+import os
 import sys
 from collections.abc import Callable
 
 from iclens.cli import commands
 from iclens.cli.choice import choose
+from iclens.interrupts import STOPPED, listen
 
 
 def theory(arguments: list[str]) -> int:
@@ -31,8 +33,17 @@ READ_ON = (commands.run, theory)
 
 
 def main() -> None:
-    """Entry point of `iclens`; exits with 0, 1 if cells failed, 2 for errors a user can mend."""
-    sys.exit(dispatch(sys.argv[1:]))
+    """Entry point of `iclens`.
+
+    Exits with 0, 1 if cells failed, 2 for errors a user can mend, 130 if it was interrupted.
+    """
+    listen()
+    code = dispatch(sys.argv[1:])
+    if code == STOPPED:  # jax, interrupted, may crash when Python ends in order
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -50,4 +61,4 @@ def dispatch(arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         print(f"iclens {name}: stopped", file=sys.stderr)
-        return 130
+        return STOPPED

@@ -8,6 +8,8 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from iclens.interrupts import STOPPED, held_back
+
 if TYPE_CHECKING:
     from iclens.lab.store import Run
     from iclens.lab.work import Event
@@ -54,15 +56,16 @@ DEFAULTS = RunOptions()
 
 def run(arguments: list[str]) -> int:
     """Train a recipe's cells, label their phases and write the report."""
-    import tyro
+    with held_back():
+        import tyro
 
-    from iclens.cli.progress import Progress, duration
-    from iclens.lab.ensemble import default_members
-    from iclens.lab.recipe import Recipe, load_recipe, presets
-    from iclens.lab.store import create_run, open_run
-    from iclens.lab.sweep import default_workers, run_sweep
-    from iclens.lab.sweep import plan as make_plan
-    from iclens.report import write_report
+        from iclens.cli.progress import Progress, duration
+        from iclens.lab.ensemble import default_members
+        from iclens.lab.recipe import Recipe, load_recipe, presets
+        from iclens.lab.store import create_run, open_run
+        from iclens.lab.sweep import default_workers, run_sweep
+        from iclens.lab.sweep import plan as make_plan
+        from iclens.report import write_report
 
     if not arguments or arguments[0].startswith("-"):
         asked = arguments[:1] in (["-h"], ["--help"])
@@ -131,7 +134,7 @@ def run(arguments: list[str]) -> int:
             f"\nstopped; nothing that was saved is lost. To go on: {created.resume_command}",
             file=sys.stderr,
         )
-        return 130
+        return STOPPED
     for name, reason in failed.items():
         last = reason.strip().splitlines()[-1]
         saved = created.path / "cells" / name / "error.txt"
@@ -147,9 +150,10 @@ def cell(run: Path, index: int, /) -> int:
         run: Folder of the run, as `iclens run --create` makes it.
         index: From 0.
     """
-    from iclens.lab.store import open_run, record_provenance
-    from iclens.lab.sweep import in_order
-    from iclens.lab.work import use_one_thread, work
+    with held_back():
+        from iclens.lab.store import open_run, record_provenance
+        from iclens.lab.sweep import in_order
+        from iclens.lab.work import use_one_thread, work
 
     use_one_thread()
     opened = open_run(run)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, get_worker
 
 from iclens import __version__
+from iclens.interrupts import held_back
 from iclens.lab.cell import Cell
 from iclens.lab.work import Event, Teller, keep_error, use_one_thread, work
 
@@ -38,10 +40,11 @@ QUIET = {
 @contextlib.contextmanager
 def local_client(workers: int) -> Iterator[Client]:
     """Processes on this machine, of one thread each, that end with the block."""
-    # Workers, which a terminal would interrupt too, are started with the interrupt blocked.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        with dask.config.set(QUIET):
+    # A terminal interrupts the workers too; they are not to hear it.  To begin the tracker, as the
+    # first worker would, ends the holding back.
+    resource_tracker.ensure_running()
+    with contextlib.ExitStack() as stack:
+        with held_back(), dask.config.set(QUIET):
             cluster = LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,
@@ -51,18 +54,17 @@ def local_client(workers: int) -> Iterator[Client]:
                 dashboard_address="127.0.0.1:0",
                 silence_logs=logging.CRITICAL,
             )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    try:
-        with Client(cluster, set_as_default=False) as client:
-            yield client
-    finally:
-        # At the end they have nothing to do; stopped, they would first finish their cells.
-        for nanny in cluster.workers.values():
-            nanny.auto_restart = False
-            with contextlib.suppress(TypeError, ProcessLookupError):
-                os.kill(nanny.pid, signal.SIGKILL)
-        cluster.close()
+            stack.callback(_end, cluster)
+        yield stack.enter_context(Client(cluster, set_as_default=False))
+
+
+def _end(cluster: LocalCluster) -> None:
+    """End a cluster at once: stopped, its workers would first finish their cells."""
+    for nanny in cluster.workers.values():
+        nanny.auto_restart = False
+        with contextlib.suppress(TypeError, ProcessLookupError):
+            os.kill(nanny.pid, signal.SIGKILL)
+    cluster.close()
 
 
 @contextlib.contextmanager

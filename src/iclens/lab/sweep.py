@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from iclens.interrupts import held_back
 from iclens.lab.cell import Cell, run_cell, tidy
 from iclens.lab.ensemble import run_ensembles
 from iclens.lab.files import hold_lock
@@ -131,13 +132,13 @@ def _run_cells(
     on_event: Callable[[Event], None],
 ) -> dict[str, str]:
     if scheduler or (workers and ensemble == 1) or run.recipe.cluster.kind != "local":
-        from iclens.lab import cluster
+        with held_back():
+            from iclens.lab import cluster
+            from iclens.lab.slurm import slurm_client
 
         if scheduler:
             clients = cluster.remote_client(scheduler, run.path)
         elif run.recipe.cluster.kind == "slurm":
-            from iclens.lab.slurm import slurm_client
-
             clients = slurm_client(run.recipe.cluster)
         else:
             clients = cluster.local_client(min(workers, len(cells)))
