@@ -13,8 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from distributed import Client, LocalCluster
 
+from iclens import __version__
 from iclens.lab.cell import RESULTS, Cell
+from iclens.lab.cluster import _fault, remote_client, run_on
 from iclens.lab.recipe import ClusterConfig, Recipe, SweepConfig, load_recipe
 from iclens.lab.store import Run, create_run, open_run
 from iclens.lab.sweep import in_order, run_sweep
@@ -270,6 +273,34 @@ def test_a_scheduler_that_is_not_there_is_one_message(tmp_path) -> None:
     assert found.returncode == 2
     assert "tcp://127.0.0.1:1" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_a_worker_that_does_not_fit_trains_nothing(tmp_path) -> None:
+    run = create_run(tmp_path / "run", BASE)
+    with LocalCluster(
+        n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None
+    ) as cluster:
+        with (
+            pytest.raises(ValueError, match="has 2 threads: start workers with --nthreads 1"),
+            remote_client(cluster.scheduler_address, run.path),
+        ):
+            pass
+        with Client(cluster, set_as_default=False) as client:  # as if it had come later
+            failed = run_on(client, run.cells, lambda event: None)
+    assert len(failed) == 2
+    assert all("has 2 threads" in reason for reason in failed.values())
+    assert {cell.status for cell in open_run(run.path).cells} == {"missing"}
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as cluster:
+        with (
+            pytest.raises(ValueError, match="all workers must share the run's file system"),
+            remote_client(cluster.scheduler_address, tmp_path / "elsewhere"),
+        ):
+            pass
+        with Client(cluster, set_as_default=False) as client:
+            faults = client.run(_fault, run.path, "0.0")
+        assert all(f"has iclens {__version__}, this is 0.0" in told for told in faults.values())
 
 
 def test_where_a_run_is_done_is_no_part_of_what_it_is(tmp_path) -> None:

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from iclens.report.style import PHASE_COLOURS
 
 if TYPE_CHECKING:
     from iclens.lab.store import Run
@@ -108,7 +111,11 @@ class Progress:
         """What the terminal shows."""
         table = Table.grid(padding=(0, 2))
         for name, (steps, phase) in dict(self.running).items():  # another thread changes it
-            table.add_row(name, f"step {steps} of {self.steps}", phase)
+            colour = PHASE_COLOURS.get(phase, "default")
+            bar = ProgressBar(
+                self.steps, steps, width=24, complete_style=colour, finished_style=colour
+            )
+            table.add_row(name, bar, f"step {steps} of {self.steps}", Text(phase, colour))
         return Group(Text(self.summary()), table)
 
     def say(self, line: str) -> None:

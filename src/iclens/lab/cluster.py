@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Client, Future, KilledWorker, LocalCluster, get_worker
+from distributed import Client, Future, KilledWorker, LocalCluster, Worker, get_worker
 
 from iclens import __version__
 from iclens.interrupts import held_back
@@ -75,22 +75,9 @@ def remote_client(address: str, folder: Path) -> Iterator[Client]:
     several threads or another version of iclens.
     """
     with Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
-        for worker, threads in client.nthreads().items():
-            if threads != 1:
-                raise ValueError(
-                    f"the worker at {worker} has {threads} threads: start workers with --nthreads 1"
-                )
-        for worker, version in client.run(_version).items():
-            if version != __version__:
-                raise ValueError(
-                    f"the worker at {worker} has iclens {version}, this is {__version__}"
-                )
-        for worker, sees in client.run(os.path.isdir, str(folder.resolve())).items():
-            if not sees:
-                raise ValueError(
-                    f"the worker at {worker} does not see {str(folder.resolve())!r}: a run must be "
-                    "on a file system that all workers share"
-                )
+        for fault in client.run(_fault, folder.resolve(), __version__).values():
+            if fault:
+                raise ValueError(fault)
         yield client
 
 
@@ -105,7 +92,6 @@ def run_on(
 
     Raises `ConnectionError` if the scheduler is lost.
     """
-    on_event(Event("", "dashboard", detail=client.dashboard_link or "none"))
     topic = f"iclens-{uuid.uuid4().hex}"
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
     client.subscribe_topic(topic, lambda event: heard.put(Event(**event[1]["iclens"])))
@@ -122,7 +108,9 @@ def run_on(
             for _ in range(min(max(1, threads) - len(active), len(left))):
                 cell = left.popleft()
                 name = f"{cell.name}-{uuid.uuid4().hex}"
-                future = client.submit(_task, cell, topic, key=name, pure=False, retries=0)
+                future = client.submit(
+                    _task, cell, __version__, topic, key=name, pure=False, retries=0
+                )
                 active[future.key] = cell, future, cell.saved
                 future.add_done_callback(heard.put)
             for item in _drain(heard, client):
@@ -177,15 +165,25 @@ def _reason(cell: Cell, future: Future) -> str | None:
     raise ConnectionError("the connection to the scheduler is lost")
 
 
-def _version() -> str:
-    return __version__
+def _fault(folder: Path, version: str, dask_worker: Worker) -> str:
+    """What is wrong with a worker, if anything, for a run in a folder by some iclens."""
+    here = f"the worker at {dask_worker.address}"
+    if (threads := dask_worker.state.nthreads) != 1:
+        return f"{here} has {threads} threads: start workers with --nthreads 1"
+    if version != __version__:
+        return f"{here} has iclens {__version__}, this is {version}"
+    if not folder.is_dir():
+        return f"{here} does not see {str(folder)!r}: all workers must share the run's file system"
+    return ""
 
 
-def _task(cell: Cell, topic: str) -> str | None:
+def _task(cell: Cell, version: str, topic: str) -> str | None:
     """What a worker does."""
+    worker = get_worker()
+    if fault := _fault(cell.folder, version, worker):  # it may have come after the others
+        return fault
     use_one_thread()
     _keep_freed_memory()
-    worker = get_worker()
     # Left alone, xarray would ask the scheduler for a lock on each file.
     with dask.config.set(scheduler="synchronous"):
         return work(cell, lambda event: worker.log_event(topic, {"iclens": asdict(event)}))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,8 +102,12 @@ def run_sweep(
     with hold(run):
         record_provenance(run, {"workers": workers, "scheduler": scheduler, "ensemble": ensemble})
         seen: set[str] = set()
-        while wanted := _wanted(run, seen, on_event):
-            failed |= _run_cells(run, wanted, workers, scheduler, ensemble, on_event)
+        if wanted := _wanted(run, seen, on_event):
+            at_once = workers if run.recipe.sweep.refine else min(workers, len(wanted))
+            with _trainer(run, at_once, scheduler, ensemble, on_event) as train_cells:
+                while wanted:
+                    failed |= train_cells(wanted)
+                    wanted = _wanted(run, seen, on_event)
     return failed
 
 
@@ -123,14 +128,11 @@ def _wanted(run: Run, seen: set[str], on_event: Callable[[Event], None]) -> list
     return wanted
 
 
-def _run_cells(
-    run: Run,
-    cells: Sequence[Cell],
-    workers: int,
-    scheduler: str,
-    ensemble: int,
-    on_event: Callable[[Event], None],
-) -> dict[str, str]:
+@contextlib.contextmanager
+def _trainer(
+    run: Run, workers: int, scheduler: str, ensemble: int, on_event: Callable[[Event], None]
+) -> Iterator[Callable[[Sequence[Cell]], dict[str, str]]]:
+    """What trains cells and returns why those failed that did."""
     if scheduler or (workers and ensemble == 1) or run.recipe.cluster.kind != "local":
         with held_back():
             from iclens.lab import cluster
@@ -141,11 +143,18 @@ def _run_cells(
         elif run.recipe.cluster.kind == "slurm":
             clients = slurm_client(run.recipe.cluster)
         else:
-            clients = cluster.local_client(min(workers, len(cells)))
+            clients = cluster.local_client(workers)
         with clients as client:
-            return cluster.run_on(client, cells, on_event)
-    if ensemble > 1:
-        return run_ensembles(cells, ensemble, on_event)
+            on_event(Event("", "dashboard", detail=client.dashboard_link or "none"))
+            yield lambda cells: cluster.run_on(client, cells, on_event)
+    elif ensemble > 1:
+        yield lambda cells: run_ensembles(cells, ensemble, on_event)
+    else:
+        yield lambda cells: _run_here(cells, on_event)
+
+
+def _run_here(cells: Sequence[Cell], on_event: Callable[[Event], None]) -> dict[str, str]:
+    """One cell after another in this process."""
     failed = {}
     for cell in cells:
         reason = work(cell, on_event)
