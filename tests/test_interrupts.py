@@ -39,10 +39,15 @@ def test_an_interrupt_in_a_place_that_swallows_it(place, listen, told) -> None:
     assert ran.stdout.split() == [told], ran.stderr
 
 
-def test_an_interrupt_waits_for_what_must_not_be_interrupted() -> None:
-    script = """
-import os, signal
-from iclens.interrupts import held_back
+@pytest.mark.parametrize("threads", [0, 3])
+def test_an_interrupt_waits_for_what_must_not_be_interrupted(threads) -> None:
+    """Also where other threads, which do not block it, get it."""
+    script = f"""
+import os, signal, threading, time
+from iclens.interrupts import held_back, listen
+listen()
+for _ in range({threads}):
+    threading.Thread(target=time.sleep, args=(0.5,)).start()
 try:
     with held_back():
         os.kill(os.getpid(), signal.SIGINT)

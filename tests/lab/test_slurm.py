@@ -16,21 +16,32 @@ from test_sweeps import BASE, EARLY, ICLENS, results
 
 from iclens.lab.recipe import ClusterConfig
 from iclens.lab.slurm import slurm_job
-from iclens.lab.store import Run, create_run
+from iclens.lab.store import Run, create_run, open_run
 from iclens.lab.sweep import run_sweep
 
 SBATCH = """#!{python}
 import subprocess, sys, time
 from pathlib import Path
 job = Path(__file__).with_name("jobs") / str(time.time_ns())
-script = Path(sys.argv[1]).read_text()  # which is removed when this returns
+broken = Path(__file__).with_name("broken")  # how many jobs are to end at once
+left = int(broken.read_text()) if broken.exists() else 0
+broken.write_text(str(max(0, left - 1)))
+script = "exit 1" if left else Path(sys.argv[1]).read_text()
 with open(f"{{job}}.log", "w") as log:
     started = subprocess.Popen(
-        ["bash", "-c", script],
+        ["bash", "-c", script],  # the file is removed when this returns
         stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
     )
 job.write_text(str(started.pid))
 print("Submitted batch job", started.pid)
+"""
+SQUEUE = """#!{python}
+import os, sys
+try:
+    os.killpg(int(sys.argv[-1]), 0)
+    print(sys.argv[-1], "RUNNING")
+except ProcessLookupError:
+    raise SystemExit("slurm_load_jobs error: Invalid job id specified")
 """
 SCANCEL = """#!{python}
 import os, signal, sys
@@ -45,6 +56,7 @@ class Queue:
         self.folder, self.jobs = folder, folder / "jobs"
         self.jobs.mkdir(parents=True)
         self.install("sbatch", SBATCH)
+        self.install("squeue", SQUEUE)
         self.install("scancel", SCANCEL)
         self.commands: list[subprocess.Popen[str]] = []
 
@@ -57,12 +69,12 @@ class Queue:
         paths = [path for path in self.jobs.iterdir() if path.suffix != ".log"]
         return [int(path.read_text()) for path in sorted(paths, key=lambda path: int(path.name))]
 
-    def run(self, folder: Path, jobs: int, cores: int) -> subprocess.Popen[str]:
+    def run(self, folder: Path, jobs: int, cores: int, *more: str) -> subprocess.Popen[str]:
         """`iclens run` in a process of its own."""
         there = ClusterConfig(kind="slurm", jobs=jobs, cores=cores)
         (folder / "r.toml").write_text(dataclasses.replace(BASE, cluster=there).to_toml())
         command = subprocess.Popen(
-            [*ICLENS, "run", "r.toml", "--out", "run"],
+            [*ICLENS, "run", "r.toml", "--out", "run", *more],
             cwd=folder,
             env=os.environ | {"PATH": f"{self.folder}{os.pathsep}{os.environ['PATH']}"},
             text=True,
@@ -142,3 +154,26 @@ def test_a_job_that_is_refused_is_one_message(slurm, tmp_path) -> None:
     assert command.returncode == 2, told
     assert "invalid partition specified" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("broken", "code"), [(1, 0), (9, 2)])
+def test_jobs_that_end_before_a_worker_came(slurm, tmp_path, broken, code) -> None:
+    """One is submitted again; if they all do, the command ends."""
+    (slurm.folder / "broken").write_text(str(broken))
+    command = slurm.run(tmp_path, 1, 2)
+    told, _ = command.communicate(timeout=120)
+    assert command.returncode == code, told
+    assert "ended before a worker came: see its log" in told
+    assert "Traceback" not in told
+    assert not slurm.under_way()
+    assert {cell.status for cell in open_run(tmp_path / "run").cells} == (
+        {"missing"} if code else {"done"}
+    )
+
+
+def test_what_trains_here_is_not_asked_for_with_slurm(slurm, tmp_path) -> None:
+    command = slurm.run(tmp_path, 1, 1, "--workers", "0")
+    told, _ = command.communicate(timeout=60)
+    assert command.returncode == 2
+    assert "give --cluster.kind local with them" in told

@@ -15,12 +15,13 @@ import psutil
 import pytest
 from distributed import Client, LocalCluster
 
-from iclens import __version__
-from iclens.lab.cell import RESULTS, Cell
-from iclens.lab.cluster import _fault, remote_client, run_on
+from iclens.lab import cluster
+from iclens.lab.cell import RESULTS
+from iclens.lab.cluster import VERSION, _fault, remote_client, run_on
 from iclens.lab.recipe import ClusterConfig, Recipe, SweepConfig, load_recipe
 from iclens.lab.store import Run, create_run, open_run
 from iclens.lab.sweep import in_order, run_sweep
+from iclens.lab.work import Event
 
 TINY = load_recipe("tiny")
 BASE = dataclasses.replace(
@@ -214,13 +215,14 @@ def test_a_cell_that_fails_or_kills_its_worker_stops_no_other(
 
 
 @pytest.mark.slow
-def test_two_commands_on_one_run(tmp_path) -> None:
+def test_two_commands_on_one_run(undisturbed, tmp_path) -> None:
     sweep = Sweep(tmp_path)
     sweep.wait_for(EARLY[0])
     second = Sweep(tmp_path)
     assert second.end() == 2
     assert "another process is working on the run" in second.told()
     assert sweep.end() == 0
+    assert results(Run(sweep.path)) == results(undisturbed)
 
 
 @pytest.mark.slow
@@ -275,32 +277,42 @@ def test_a_scheduler_that_is_not_there_is_one_message(tmp_path) -> None:
     assert "Traceback" not in found.stderr
 
 
-def test_a_worker_that_does_not_fit_trains_nothing(tmp_path) -> None:
+def test_a_worker_that_does_not_fit_trains_nothing(tmp_path, monkeypatch) -> None:
     run = create_run(tmp_path / "run", BASE)
+    told = []
+    monkeypatch.setattr(cluster, "work", lambda cell, tell: None)
+    monkeypatch.setattr(cluster, "use_one_thread", lambda: None)
     with LocalCluster(
         n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None
-    ) as cluster:
+    ) as workers:
         with (
             pytest.raises(ValueError, match="has 2 threads: start workers with --nthreads 1"),
-            remote_client(cluster.scheduler_address, run.path),
+            remote_client(workers.scheduler_address, run.path),
         ):
             pass
-        with Client(cluster, set_as_default=False) as client:  # as if it had come later
-            failed = run_on(client, run.cells, lambda event: None)
-    assert len(failed) == 2
-    assert all("has 2 threads" in reason for reason in failed.values())
-    assert {cell.status for cell in open_run(run.path).cells} == {"missing"}
-    with LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
-    ) as cluster:
-        with (
-            pytest.raises(ValueError, match="all workers must share the run's file system"),
-            remote_client(cluster.scheduler_address, tmp_path / "elsewhere"),
-        ):
-            pass
-        with Client(cluster, set_as_default=False) as client:
-            faults = client.run(_fault, run.path, "0.0")
-        assert all(f"has iclens {__version__}, this is 0.0" in told for told in faults.values())
+
+        def add_another(event: Event) -> None:
+            told.append(event)
+            if event.kind == "notice":
+                workers.new_spec["options"]["nthreads"] = 1
+                workers.scale(2)
+
+        with Client(workers, set_as_default=False) as client:  # as if the first had come later
+            assert run_on(client, run.cells, add_another) == {}
+            faults = client.run(_fault, run.path, "iclens 0.0")
+    notices = [event.detail for event in told if event.kind == "notice"]
+    assert len(notices) in (1, 2)
+    assert all("has 2 threads" in notice and "it is retired" in notice for notice in notices)
+    assert [event.kind for event in told if event.cell] == ["done", "done"]
+    assert all(f"has {VERSION}, this is iclens 0.0" in told for told in faults.values())
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as workers,
+        pytest.raises(ValueError, match="it is gone, or on no file system of all workers"),
+        remote_client(workers.scheduler_address, tmp_path / "elsewhere"),
+    ):
+        pass
 
 
 def test_where_a_run_is_done_is_no_part_of_what_it_is(tmp_path) -> None:
@@ -309,11 +321,3 @@ def test_where_a_run_is_done_is_no_part_of_what_it_is(tmp_path) -> None:
     run = create_run(tmp_path / "run", there)
     assert run.recipe.cluster.jobs == 3
     assert json.dumps(BASE.difference(there)) == "[]"
-
-
-@pytest.mark.slow
-def test_cells_are_named_alike_everywhere(undisturbed) -> None:
-    cell = undisturbed.cells[0]
-    assert isinstance(cell, Cell)
-    assert not cell.is_held
-    assert cell.rate == 0

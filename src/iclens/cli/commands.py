@@ -96,7 +96,8 @@ def run(arguments: list[str]) -> int:
     if options.plan:
         planned = make_plan(recipe)
         at_once = max(1, min(workers, planned.cells))
-        print(f"cells   {'at most ' * recipe.sweep.refine}{planned.cells}")
+        some = ", of which some are trained, and others between them" * recipe.sweep.refine
+        print(f"cells   {planned.cells}{some}")
         print(f"steps   {planned.steps}")
         print(f"time    about {duration(planned.seconds / at_once)} on this machine")
         each = f" for each of {at_once} workers" if at_once > 1 else ""
@@ -104,6 +105,10 @@ def run(arguments: list[str]) -> int:
         return 0
     if options.create and recipe.sweep.refine:
         raise ValueError("--create: the cells of a sweep that refines are not known beforehand")
+    if recipe.cluster.kind == "slurm" and (options.workers is not None or options.ensemble):
+        raise ValueError(
+            "--workers and --ensemble train on this machine: give --cluster.kind local with them"
+        )
     created = create_run(options.out or Path("runs") / Path(source).stem, recipe)
     if options.create:
         count = len(created.cells)
@@ -168,8 +173,8 @@ def cell(run: Path, index: int, /) -> int:
 
     def tell(event: "Event") -> None:
         if event.kind not in quiet:
-            at = f" step {event.steps}" if event.kind == "phase" else ""
-            print(f"{event.cell}{at}: {event.detail or event.kind}", file=sys.stderr)
+            what = f"step {event.steps}" if event.kind == "phase" else event.kind
+            print(f"{event.cell}: {what} {event.detail}".rstrip(), file=sys.stderr)
 
     reason = work(chosen, tell)
     print(f"{chosen.name}: {'done' if reason is None else reason.strip().splitlines()[-1]}")
@@ -209,7 +214,7 @@ def status(run: Path, /) -> int:
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if counts["running"] and rate:
         print(f"about {duration(left / rate)} left at {rate:.0f} steps/s")
-    elif left:
+    elif left and not counts["running"]:
         print(f"to go on: {opened.resume_command}")
     return 0
 

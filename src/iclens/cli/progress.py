@@ -51,8 +51,13 @@ class Progress:
         """Take in what happens to a cell."""
         name = event.cell
         if not name:
-            idle = "no worker is there: waiting for one"
-            self.say(idle if event.kind == "idle" else f"dashboard {event.detail}")
+            told = {
+                "idle": "no worker is there: waiting for one",
+                "dashboard": f"dashboard {event.detail}",
+            }
+            if event.kind == "idle":
+                self.window.clear()
+            self.say(told.get(event.kind, event.detail))
             return
         if event.kind in ("skip", "done", "fail"):
             self.running.pop(name, None)

@@ -10,14 +10,15 @@ import queue
 import signal
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 import dask
+import jax
 from distributed import Client, Future, KilledWorker, LocalCluster, Worker, get_worker
 
 from iclens import __version__
@@ -29,10 +30,11 @@ logging.getLogger("distributed").setLevel(logging.CRITICAL)  # events and result
 POLL_SECONDS = 0.5
 """Time between two looks at whether the scheduler is still there."""
 CONNECT_SECONDS = 10
+VERSION = f"iclens {__version__} on jax {jax.__version__}"
+"""What decides about the bytes of a result: all workers have the same."""
 QUIET = {
     "distributed.admin.tick.interval": "1s",
     "distributed.worker.profile.enabled": False,
-    "distributed.scheduler.work-stealing": False,
 }
 """Settings of local processes: what Dask watches of itself takes 5 % of the time of two cores."""
 
@@ -75,20 +77,28 @@ def remote_client(address: str, folder: Path) -> Iterator[Client]:
     several threads or another version of iclens.
     """
     with Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
-        for fault in client.run(_fault, folder.resolve(), __version__).values():
+        try:
+            faults = client.run(_fault, folder.resolve(), VERSION)
+        except Exception as error:
+            raise ValueError(f"a worker of {address} cannot load {VERSION}: {error!r}") from None
+        for fault in faults.values():
             if fault:
                 raise ValueError(fault)
         yield client
 
 
 def run_on(
-    client: Client, cells: Sequence[Cell], on_event: Callable[[Event], None]
+    client: Client,
+    cells: Sequence[Cell],
+    on_event: Callable[[Event], None],
+    keep: Callable[[], Iterable[str]] = tuple,
 ) -> dict[str, str]:
     """Do cells in their order on the workers of a client; returns why those failed that did.
 
-    As many are under way as there are threads, so that their order is kept and a cell that kills
-    its worker takes no other with it.  A cell whose workers keep dying is given up when it has
-    saved nothing new meanwhile: jobs that end in time cost no cell.
+    As many are under way as there are threads, so that their order is kept.  A cell whose workers
+    keep dying is given up when it has saved nothing new meanwhile: jobs that end in time cost no
+    cell.  A worker that does not fit is retired.  `keep` is called again and again to see to the
+    workers; what it returns is told.
 
     Raises `ConnectionError` if the scheduler is lost.
     """
@@ -101,6 +111,8 @@ def run_on(
     idle = False
     try:
         while left or active:
+            for told in keep():
+                on_event(Event("", "notice", detail=told))
             threads = sum(client.nthreads().values())
             if threads == 0 and not idle:
                 on_event(Event("", "idle"))
@@ -108,9 +120,7 @@ def run_on(
             for _ in range(min(max(1, threads) - len(active), len(left))):
                 cell = left.popleft()
                 name = f"{cell.name}-{uuid.uuid4().hex}"
-                future = client.submit(
-                    _task, cell, __version__, topic, key=name, pure=False, retries=0
-                )
+                future = client.submit(_task, cell, VERSION, topic, key=name, pure=False, retries=0)
                 active[future.key] = cell, future, cell.saved
                 future.add_done_callback(heard.put)
             for item in _drain(heard, client):
@@ -118,10 +128,16 @@ def run_on(
                     on_event(item)
                     continue
                 cell, future, saved = active.pop(item.key)
+                unfit = _unfit(future)
+                if unfit and cell.folder.parent.is_dir():  # else it is the run that is gone
+                    on_event(Event("", "notice", detail=f"{unfit.fault}; it is retired"))
+                    client.retire_workers([unfit.address])
+                    left.appendleft(cell)
+                    continue
                 if _was_preempted(future) and cell.saved > saved:
                     left.appendleft(cell)  # it gets on, from one worker to the next
                     continue
-                reason = _reason(cell, future)
+                reason = unfit.fault if unfit else _reason(cell, future)
                 if reason is not None:
                     failed[cell.name] = reason
                 Teller(cell.name, on_event).ended(reason)
@@ -165,23 +181,38 @@ def _reason(cell: Cell, future: Future) -> str | None:
     raise ConnectionError("the connection to the scheduler is lost")
 
 
+@dataclass(frozen=True)
+class _Unfit:
+    """What a worker that came later, and does not fit, returns."""
+
+    address: str
+    fault: str
+
+
+def _unfit(future: Future) -> _Unfit | None:
+    returned = future.result() if future.status == "finished" else None
+    return returned if isinstance(returned, _Unfit) else None
+
+
 def _fault(folder: Path, version: str, dask_worker: Worker) -> str:
     """What is wrong with a worker, if anything, for a run in a folder by some iclens."""
     here = f"the worker at {dask_worker.address}"
     if (threads := dask_worker.state.nthreads) != 1:
         return f"{here} has {threads} threads: start workers with --nthreads 1"
-    if version != __version__:
-        return f"{here} has iclens {__version__}, this is {version}"
+    if version != VERSION:
+        return f"{here} has {VERSION}, this is {version}"
     if not folder.is_dir():
-        return f"{here} does not see {str(folder)!r}: all workers must share the run's file system"
+        return (
+            f"{here} does not see {str(folder)!r}: it is gone, or on no file system of all workers"
+        )
     return ""
 
 
-def _task(cell: Cell, version: str, topic: str) -> str | None:
+def _task(cell: Cell, version: str, topic: str) -> str | _Unfit | None:
     """What a worker does."""
     worker = get_worker()
-    if fault := _fault(cell.folder, version, worker):  # it may have come after the others
-        return fault
+    if fault := _fault(cell.folder.parent, version, worker):
+        return _Unfit(worker.address, fault)
     use_one_thread()
     _keep_freed_memory()
     # Left alone, xarray would ask the scheduler for a lock on each file.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
-from threading import Event, Thread
 from typing import Any
 
 import dask
@@ -19,15 +19,15 @@ from distributed import Client, Scheduler, SpecCluster
 
 from iclens.lab.recipe import ClusterConfig
 
-POLL_SECONDS = 1.0
-"""Time between two looks at which workers are there."""
 LOST_SECONDS = 15.0
-"""Time without any of its workers after which a job that had some is lost."""
+"""Time without any of its workers after which a job is looked for, and submitted again."""
+EARLY_ENDS = 3
+"""Jobs in a row that may end before a worker of theirs came."""
 
 
 @contextlib.contextmanager
-def slurm_client(config: ClusterConfig) -> Iterator[Client]:
-    """Jobs of SLURM, which are submitted again when they end, until the block does.
+def slurm_client(config: ClusterConfig) -> Iterator[tuple[Client, Callable[[], Iterable[str]]]]:
+    """Jobs of SLURM until the block ends, and what is to be called to submit those again that end.
 
     Raises `ValueError` if the extra `slurm` is not installed, or there is no `sbatch`; `OSError` if
     a job is refused.
@@ -39,17 +39,11 @@ def slurm_client(config: ClusterConfig) -> Iterator[Client]:
     scheduler = {"cls": Scheduler, "options": options}
     with SpecCluster(scheduler=scheduler) as cluster, Client(cluster, set_as_default=False) as on:
         jobs = _Jobs(on, config)
-        end = Event()
-        keeper = Thread(target=jobs.keep, args=(end,), daemon=True)
         try:
             for _ in range(config.jobs):
                 jobs.submit()
-            keeper.start()
-            yield on
+            yield on, jobs.keep
         finally:
-            end.set()
-            if keeper.ident:
-                keeper.join()
             jobs.cancel()
 
 
@@ -60,6 +54,9 @@ class _Jobs:
         self.client, self.config = client, config
         self.jobs: dict[str, Any] = {}
         self.names = (f"iclens-{number}" for number in count())
+        self.here: dict[str, float] = {}  # when a worker of each job was last seen
+        self.early = 0  # jobs in a row that ended without
+        self.next = time.monotonic() + LOST_SECONDS
 
     def submit(self) -> None:
         """One job more.  Raises `OSError` with what `sbatch` says if it is refused."""
@@ -67,33 +64,66 @@ class _Jobs:
         job = slurm_job(self.config, self.client.scheduler.address, name)
         try:
             self.client.sync(job.start)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             told = str(error).partition("stderr:")[2].strip() or str(error)
             raise OSError(f"sbatch: {told.removeprefix('sbatch: ')}") from None
         self.jobs[name] = job
 
-    def keep(self, end: Event) -> None:
-        """Submit another job for each that is lost, until the end."""
-        seen: dict[str, float] = {}
-        while not end.wait(POLL_SECONDS):
-            workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
-            here = [str(worker["name"]) for worker in workers]
-            now = time.monotonic()
-            for name, job in list(self.jobs.items()):
-                if any(worker == name or worker.startswith(f"{name}-") for worker in here):
-                    seen[name] = now
-                elif now - seen.get(name, now) > LOST_SECONDS:
-                    self.client.sync(job.close)
-                    del self.jobs[name]
-            with contextlib.suppress(OSError):  # refused now, perhaps not the next time
-                while len(self.jobs) < self.config.jobs:
-                    self.submit()
+    def keep(self) -> Iterable[str]:
+        """Submit another job for each that is lost; returns what there is to say of them.
+
+        Raises `OSError` if one after the other ends before its workers came.
+        """
+        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
+        names = [str(worker["name"]) for worker in workers]
+        now = time.monotonic()
+        for name in self.jobs:
+            if any(worker == name or worker.startswith(f"{name}-") for worker in names):
+                self.here[name], self.early = now, 0
+        if now < self.next:
+            return []
+        self.next = now + LOST_SECONDS / 3
+        told = []
+        for name, job in list(self.jobs.items()):
+            if name in self.here:
+                if now - self.here[name] < LOST_SECONDS:
+                    continue
+                told.append(f"job {job.job_id} has ended: another one is submitted")
+            elif self._is_queued(job.job_id):
+                continue
+            else:
+                self.early += 1
+                told.append(f"job {job.job_id} ended before a worker came: see its log")
+                if self.early >= EARLY_ENDS:
+                    raise OSError(told[-1])
+            self._cancel(self.jobs.pop(name))
+        try:
+            while len(self.jobs) < self.config.jobs:
+                self.submit()
+        except OSError as error:  # refused now, perhaps not the next time
+            self.next = now + 4 * LOST_SECONDS
+            told.append(str(error))
+        return told
+
+    def _is_queued(self, job_id: str) -> bool:
+        """Whether a job waits or runs, as far as `squeue` says."""
+        command = ["squeue", "--noheader", "--jobs", job_id]
+        try:
+            listed = subprocess.run(command, capture_output=True, text=True)
+        except OSError:
+            return True
+        if listed.returncode:  # so it is for a job that ended some time ago
+            return "Invalid job id" not in listed.stderr
+        return bool(listed.stdout.strip())
+
+    def _cancel(self, job: Any) -> None:
+        with contextlib.suppress(Exception):  # it is gone, or there is no connection or scancel
+            self.client.sync(job.close)
 
     def cancel(self) -> None:
         """End all jobs."""
         for job in self.jobs.values():
-            with contextlib.suppress(Exception):  # the connection is lost, or there is no scancel
-                self.client.sync(job.close)
+            self._cancel(job)
 
 
 def slurm_job(config: ClusterConfig, scheduler: str, name: str) -> Any:

@@ -166,8 +166,7 @@ def create_run(path: str | Path, recipe: Recipe) -> Run:
     """
     path = Path(path)
     ours = (".lock", ".recipe.toml", "recipe.toml")  # and what a killed process leaves of them
-    exists = (path / "recipe.toml").exists()
-    if path.exists() and not exists:
+    if path.exists() and not (path / "recipe.toml").exists():
         stranger = not path.is_dir() or any(not e.name.startswith(ours) for e in path.iterdir())
         if stranger:
             raise ValueError(
@@ -175,7 +174,7 @@ def create_run(path: str | Path, recipe: Recipe) -> Run:
             )
     path.mkdir(parents=True, exist_ok=True)
     with hold(Run(path)):
-        if exists:
+        if exists := (path / "recipe.toml").exists():
             old = open_run(path).recipe
             if different := old.difference(recipe):
                 raise ValueError(

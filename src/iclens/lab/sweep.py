@@ -8,7 +8,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,7 +100,7 @@ def run_sweep(
     """
     failed: dict[str, str] = {}
     with hold(run):
-        record_provenance(run, {"workers": workers, "scheduler": scheduler, "ensemble": ensemble})
+        record_provenance(run, _told(run, workers, scheduler, ensemble))
         seen: set[str] = set()
         if wanted := _wanted(run, seen, on_event):
             at_once = workers if run.recipe.sweep.refine else min(workers, len(wanted))
@@ -109,6 +109,16 @@ def run_sweep(
                     failed |= train_cells(wanted)
                     wanted = _wanted(run, seen, on_event)
     return failed
+
+
+def _told(run: Run, workers: int, scheduler: str, ensemble: int) -> dict[str, object]:
+    """By what cells are trained, for the provenance."""
+    cluster = run.recipe.cluster
+    if scheduler:
+        return {"scheduler": scheduler}
+    if cluster.kind == "slurm":
+        return {"slurm jobs": cluster.jobs, "cores of each": cluster.cores}
+    return {"ensemble": ensemble} if ensemble > 1 else {"workers": workers}
 
 
 def _wanted(run: Run, seen: set[str], on_event: Callable[[Event], None]) -> list[Cell]:
@@ -138,15 +148,16 @@ def _trainer(
             from iclens.lab import cluster
             from iclens.lab.slurm import slurm_client
 
-        if scheduler:
-            clients = cluster.remote_client(scheduler, run.path)
-        elif run.recipe.cluster.kind == "slurm":
-            clients = slurm_client(run.recipe.cluster)
-        else:
-            clients = cluster.local_client(workers)
-        with clients as client:
+        keep: Callable[[], Iterable[str]] = tuple
+        with contextlib.ExitStack() as stack:
+            if scheduler:
+                client = stack.enter_context(cluster.remote_client(scheduler, run.path))
+            elif run.recipe.cluster.kind == "slurm":
+                client, keep = stack.enter_context(slurm_client(run.recipe.cluster))
+            else:
+                client = stack.enter_context(cluster.local_client(workers))
             on_event(Event("", "dashboard", detail=client.dashboard_link or "none"))
-            yield lambda cells: cluster.run_on(client, cells, on_event)
+            yield lambda cells: cluster.run_on(client, cells, on_event, keep)
     elif ensemble > 1:
         yield lambda cells: run_ensembles(cells, ensemble, on_event)
     else:

@@ -21,7 +21,17 @@ POLL_SECONDS = 1.0
 
 
 Kind = Literal[
-    "dashboard", "idle", "skip", "start", "wait", "set aside", "steps", "phase", "done", "fail"
+    "dashboard",
+    "idle",
+    "notice",
+    "skip",
+    "start",
+    "wait",
+    "set aside",
+    "steps",
+    "phase",
+    "done",
+    "fail",
 ]
 
 
@@ -31,9 +41,9 @@ class Event:
 
     cell: str
     kind: Kind
-    """Of no cell: where the dashboard is; no worker is there.  Else: done already; begins or goes
-    on; another process is at it; was damaged and is computed again; steps done; label at the last
-    evaluation; finished; failed."""
+    """Of no cell: where the dashboard is; no worker is there; another thing to know.  Else: done
+    already; begins or goes on; another process is at it; was damaged and is computed again; steps
+    done; label at the last evaluation; finished; failed."""
     steps: int = 0
     detail: str = ""
     """The address, the damage, the label, or the error."""
