@@ -28,7 +28,7 @@ from iclens.lab.work import Event, Teller, keep_error, use_one_thread, work
 
 logging.getLogger("distributed").setLevel(logging.CRITICAL)  # events and results tell more
 POLL_SECONDS = 0.5
-"""Time between two looks at whether the scheduler is still there."""
+"""Longest time between two looks at the workers and whether the scheduler is still there."""
 CONNECT_SECONDS = 10
 VERSION = f"iclens {__version__} on jax {jax.__version__}"
 """What decides about the bytes of a result: all workers have the same."""
@@ -149,17 +149,14 @@ def run_on(
 
 
 def _drain(heard: queue.SimpleQueue[Any], client: Client) -> Iterator[Any]:
-    """What has been heard, at least one thing."""
-    while True:
-        try:
-            yield heard.get(timeout=POLL_SECONDS)
-            break
-        except queue.Empty:
-            if client.status != "running":
-                raise ConnectionError("the connection to the scheduler is lost") from None
-    with contextlib.suppress(queue.Empty):
+    """What has been heard; where that is nothing, waits for it a little."""
+    try:
+        yield heard.get(timeout=POLL_SECONDS)
         while True:
             yield heard.get_nowait()
+    except queue.Empty:
+        if client.status != "running":
+            raise ConnectionError("the connection to the scheduler is lost") from None
 
 
 def _was_preempted(future: Future) -> bool:
