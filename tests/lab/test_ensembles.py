@@ -141,3 +141,34 @@ def test_a_member_that_cannot_be_saved_fails_alone(tmp_path, monkeypatch) -> Non
     assert list(failed) == ["chains=2,seed=0"]
     assert "No space left on device" in failed["chains=2,seed=0"]
     assert [cell.status for cell in open_run(run.path).cells] == ["failed", "done"]
+
+
+@pytest.mark.slow
+def test_an_ensemble_that_needs_too_much_memory_is_halved(tmp_path, monkeypatch) -> None:
+    recipe = dataclasses.replace(RECIPE, sweep=SweepConfig((2, 3, 5, 7), (0,)))
+    pairs = create_run(tmp_path / "pairs", recipe)
+    assert run_sweep(pairs, ensemble=2) == {}
+    run = create_run(tmp_path / "run", recipe)
+    sizes = []
+
+    def small(states, *arguments, **options):
+        sizes.append(len(states))
+        if len(states) > 2:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return train_ensemble(states, *arguments, **options)
+
+    real = ensemble.begin
+
+    def begin(cell):
+        if cell.chains == 5 and sizes:
+            raise OSError(28, "No space left on device")
+        return real(cell)
+
+    monkeypatch.setattr(ensemble, "train_ensemble", small)
+    monkeypatch.setattr(ensemble, "begin", begin)
+    failed = run_sweep(run, ensemble=4)
+    assert sizes == [4, 2, 1]  # all; half; what is left of the other half
+    assert list(failed) == ["chains=5,seed=0"]
+    for cell, other in zip(open_run(run.path).cells, open_run(pairs.path).cells, strict=True):
+        if cell.chains != 5:
+            np.testing.assert_allclose(cell.curves.loss, other.curves.loss, atol=2e-4)

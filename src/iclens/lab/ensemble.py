@@ -94,10 +94,8 @@ def _run_group(group: list[Member]) -> dict[str, str]:
                     failed[cell.name] = _fail(cell, told)
     except Exception as error:
         if "RESOURCE_EXHAUSTED" in str(error) and len(group) > 1 and not failed:
-            again = [(replace(cell), told) for cell, told, _ in group]
-            members = [(cell, told, begin(cell)) for cell, told in again]
             middle = len(group) // 2
-            return _run_group(members[:middle]) | _run_group(members[middle:])
+            return _again(group[:middle]) | _again(group[middle:])
         for cell, told, _ in group:
             if cell.name not in failed:
                 failed[cell.name] = _fail(cell, told)
@@ -109,6 +107,19 @@ def _run_group(group: list[Member]) -> dict[str, str]:
             except Exception:
                 failed[cell.name] = _fail(cell, told)
     return failed
+
+
+def _again(group: list[Member]) -> dict[str, str]:
+    """Train members from where they stand on disk."""
+    failed: dict[str, str] = {}
+    members = []
+    for cell, told, _ in group:
+        cell = replace(cell)  # what was read before is not kept
+        try:
+            members.append((cell, told, begin(cell)))
+        except Exception:
+            failed[cell.name] = _fail(cell, told)
+    return failed | _run_group(members) if members else failed
 
 
 def _snapshots(group: list[Member]) -> Iterator[list[Snapshot | None]]:
