@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 from iclens.lab.files import hold_lock
-from iclens.lab.recipe import load_recipe
+from iclens.lab.recipe import Recipe, load_recipe
 from iclens.lab.store import Run, create_run, open_run
 from iclens.lab.sweep import run_sweep
 
@@ -23,12 +23,25 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 
-@pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory) -> Run:
-    """The preset `tiny`, run once for all workers' tests; they must not change it."""
+def run_once(tmp_path_factory, name: str, recipe: Recipe, workers: int = 0) -> Run:
+    """A run of a recipe for all workers' tests; they must not change it."""
     root = tmp_path_factory.getbasetemp()
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
-    with hold_lock(root / "tiny.lock", wait=True):
-        run = create_run(root / "tiny", load_recipe("tiny"))
-        assert run_sweep(run) == {}
+    with hold_lock(root / f"{name}.lock", wait=True):
+        run = create_run(root / name, recipe)
+        assert run_sweep(run, workers=workers) == {}
     return open_run(run.path)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory) -> Run:
+    """The preset `tiny`."""
+    return run_once(tmp_path_factory, "tiny", load_recipe("tiny"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory) -> Run:
+    """Both cells of the sweeps' recipe, one after another in one worker."""
+    from sweeping import BASE
+
+    return run_once(tmp_path_factory, "undisturbed", BASE, workers=1)

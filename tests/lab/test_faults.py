@@ -13,11 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_sweeps import BASE, EARLY, ICLENS, Sweep, results
+from sweeping import BASE, EARLY, ICLENS, Sweep, results
 
 from iclens.lab.recipe import SweepConfig
-from iclens.lab.store import Run, create_run, open_run
-from iclens.lab.sweep import run_sweep
+from iclens.lab.store import Run, open_run
 
 pytestmark = pytest.mark.slow
 needs_root = pytest.mark.skipif(
@@ -62,9 +61,7 @@ def hosts():
 
 
 @needs_root
-def test_a_host_that_is_cut_off_in_the_middle_of_a_cell(hosts, tmp_path) -> None:
-    undisturbed = create_run(tmp_path / "undisturbed", BASE)
-    assert run_sweep(undisturbed, workers=1) == {}
+def test_a_host_that_is_cut_off_in_the_middle_of_a_cell(hosts, undisturbed, tmp_path) -> None:
     start, names = hosts
     python = [sys.executable, "-m"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_sweeps import BASE, EARLY, ICLENS, results
+from sweeping import BASE, EARLY, ICLENS, results
 
 from iclens.lab.recipe import ClusterConfig
 from iclens.lab.slurm import slurm_job
-from iclens.lab.store import Run, create_run, open_run
-from iclens.lab.sweep import run_sweep
+from iclens.lab.store import Run, open_run
 
 SBATCH = """#!{python}
 import subprocess, sys, time
@@ -123,10 +122,8 @@ def test_jobs_of_slurm_run_workers_of_one_thread() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "cores"), [(2, 1), (1, 2)])
 def test_jobs_that_are_killed_are_submitted_again_and_nothing_is_lost(
-    slurm, tmp_path, jobs, cores
+    slurm, undisturbed, tmp_path, jobs, cores
 ) -> None:
-    undisturbed = create_run(tmp_path / "undisturbed", BASE)
-    assert run_sweep(undisturbed, workers=1) == {}
     command = slurm.run(tmp_path, jobs, cores)
     end = time.monotonic() + 120
     while not all((tmp_path / "run" / "cells" / piece).exists() for piece in EARLY):

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import subprocess
 import sys
+from importlib import resources
 from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pytest
+import xarray as xr
 
 from conftest import write_run
+from iclens.cli import dispatch
 from iclens.lab.store import open_run
 from iclens.phases import PHASES
-from iclens.report.figures import COLUMN, PAGE, write_figures
+from iclens.report.figures import run_plates
+from iclens.report.plates import COLUMN, PAGE, save_plates, tidy_csv
 from iclens.report.reading import Bracket, Reading, StepAxis
 from iclens.report.style import (
     DARK,
@@ -104,13 +111,14 @@ def test_brackets_touch_where_they_share_a_k() -> None:
     assert not Bracket("K1*", 8, 16).touches(Bracket("K2*", 32, "infinite"))
 
 
-def test_figures_have_their_widths_and_the_same_bytes_twice(saved_run: Path) -> None:
-    reading = Reading(open_run(saved_run))
-    paths = write_figures(reading)
-    assert [path.stem for path in paths] == ["phase_map", "distances", "losses"]
+def test_figures_have_their_widths_and_the_same_bytes_twice(saved_run: Path, tmp_path) -> None:
+    plates = run_plates(Reading(open_run(saved_run)))
+    assert list(plates) == ["phase_map", "distances", "losses"]
+    paths = save_plates(tmp_path, plates)
+    assert [path.suffix for path in paths] == [".svg", ".pdf", ".csv"] * 3
     first = [path.read_bytes() for path in paths]
-    assert [path.read_bytes() for path in write_figures(reading)] == first
-    for path, width in zip(paths, (COLUMN, PAGE, PAGE), strict=True):
+    assert [path.read_bytes() for path in save_plates(tmp_path, plates)] == first
+    for path, width in zip(paths[::3], (COLUMN, PAGE, PAGE), strict=True):
         root = ElementTree.fromstring(path.read_bytes())
         assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(72 * width)
         text = path.read_text("utf-8")
@@ -118,17 +126,77 @@ def test_figures_have_their_widths_and_the_same_bytes_twice(saved_run: Path) -> 
         assert "<text" not in text
         assert not re.search(r'href="(?!#)', text)
         assert "<dc:date>" not in text
+    for path in paths[1::3]:
+        content = path.read_bytes()
+        assert content.startswith(b"%PDF")
+        assert content.count(b"/FontFile2") == content.count(b"/FontDescriptor /")  # embedded
+        assert b"/FontFile2" in content
+
+
+def test_tables_hold_what_the_figures_show(saved_run: Path) -> None:
+    run = open_run(saved_run)
+    plates = run_plates(Reading(run))
+    rows = list(csv.DictReader(io.StringIO(tidy_csv(plates["distances"].table()))))
+    assert list(rows[0]) == [
+        "variable", "chains", "seed", "step", "set", "predictor", "value", "unit",
+    ]  # fmt: skip
+    assert {row["unit"] for row in rows} == {"nats"}
+    for cell in run.cells:
+        read = {
+            (int(row["step"]), row["set"], row["predictor"]): float(row["value"])
+            for row in rows
+            if (row["chains"], int(row["seed"])) == (str(cell.chains), cell.seed)
+        }
+        shown = cell.curves.distance
+        assert len(read) == shown.size
+        for (step, kind, predictor), value in read.items():
+            expected = float(shown.sel(step=step, set=kind, predictor=predictor))
+            assert value == expected or (np.isnan(value) and np.isnan(expected))
+
+
+def test_a_table_of_axes_with_and_without_coordinates() -> None:
+    table = xr.Dataset(
+        {"a": (("x", "y"), [[1, 2]], {"units": "nats"}), "b": ((), "text"), "c": ("y", [0.1, 0.2])},
+        coords={"y": [5, 7], "name": ("y", ["p", "q, r"])},
+    )
+    assert list(csv.reader(io.StringIO(tidy_csv(table)))) == [
+        ["variable", "x", "y", "name", "value", "unit"],
+        ["a", "0", "5", "p", "1", "nats"],
+        ["a", "0", "7", "q, r", "2", "nats"],
+        ["b", "", "", "", "text", ""],
+        ["c", "", "5", "p", "0.1", ""],
+        ["c", "", "7", "q, r", "0.2", ""],
+    ]
+
+
+def test_the_style_file_has_the_ink_of_the_page() -> None:
+    path = resources.files("iclens.report") / "paper.mplstyle"
+    style = matplotlib.rc_params_from_file(path, use_default_template=False)
+    inks = {value for key, value in style.items() if key.endswith("color")}
+    assert {f"#{ink.lstrip('#')}" for ink in inks} == {LIGHT["ink"]}
 
 
 def test_figures_of_a_run_with_nothing_saved(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path / "run", (8,), (0,), {(8, 0): "missing"}))
-    assert [path.stem for path in write_figures(Reading(run))] == ["phase_map"]
+    (plate,) = save_plates(tmp_path / "figures", run_plates(Reading(run)))[::3]
+    assert plate.name == "phase_map.svg"
 
 
 def test_figures_of_all_kinds_of_cells(tmp_path: Path) -> None:
     statuses = {(8, 0): "diverged", (8, 1): "unfinished", (32, 0): "failed", (32, 1): "damaged"}
     run = open_run(write_run(tmp_path / "run", (8, 32, "infinite"), (0, 1), statuses))
-    assert len(write_figures(Reading(run))) == 3
+    assert len(save_plates(tmp_path / "figures", run_plates(Reading(run)))) == 9
+
+
+def test_one_figure_by_its_name(saved_run: Path, tmp_path: Path, capsys) -> None:
+    assert dispatch(["figure", str(saved_run)]) == 0
+    assert capsys.readouterr().out.splitlines()[:3] == ["phase_map", "distances", "losses"]
+    assert dispatch(["figure", str(saved_run), "losses", "--out", str(tmp_path / "new")]) == 0
+    written = [f"{tmp_path}/new/losses.{kind}" for kind in ("svg", "pdf", "csv")]
+    assert capsys.readouterr().out.splitlines() == written
+    assert sorted(map(str, (tmp_path / "new").iterdir())) == sorted(written)
+    assert dispatch(["figure", str(saved_run), "loses"]) == 2
+    assert "did you mean 'losses'?" in capsys.readouterr().err
 
 
 def test_importing_the_report_loads_no_plotting_library() -> None:

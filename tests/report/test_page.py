@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -45,7 +46,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
     complaints: list[str] = []
     contexts = []
 
-    def open_page(path: Path, width: int = 1200, scheme: Any = "light") -> Page:
+    def open_page(path: Path, width: int = 1200, scheme: Any = "light", view: str = "") -> Page:
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
         )
@@ -62,7 +63,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
                 or complaints.append(request.url)
             ),
         )
-        page.goto(path.as_uri())
+        page.goto(path.as_uri() + view)
         return page
 
     yield open_page
@@ -137,7 +138,7 @@ def test_the_page_of_a_real_run(open_page: Open, tiny_run: Run, tmp_path: Path) 
     provenance = page.locator(".provenance").first.inner_text()
     assert "revision" in provenance
     assert "[train]" not in provenance  # the recipe, which is shown beside it
-    shown = page.locator("table").first.inner_text()
+    shown = page.locator(".scroll table").inner_text()
     for cell in run.phase_map.cells:
         for phase, step in zip(cell["phases"], cell["steps"], strict=True):
             assert f"{phase} {step:,}" in " ".join(shown.split())
@@ -205,10 +206,65 @@ def test_hovering_and_arrow_keys_tell_what_a_cell_is(
     page.locator("#map > svg").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    step = int(saved.step[-2])
+    step = int(saved.step[8])
     assert f"step {step:,}" in page.locator("#tip").inner_text()
     page.keyboard.press("Escape")
     assert page.locator("#tip").is_hidden()
+
+
+def marker(page: Page, chart: str) -> float:
+    """Where the line of the step that is looked at stands."""
+    page.wait_for_selector(f"#{chart} .scatterlayer", state="attached")
+    found: float = page.evaluate(f"document.getElementById('{chart}').layout.shapes.at(-1).x0")
+    return found
+
+
+def test_a_step_is_followed_by_everything(open_page: Open, report: Path, saved_run: Path) -> None:
+    page = open_page(report)
+    saved = open_run(saved_run).cell(32, 1).curves
+    page.locator("#choose-chains").select_option("32")
+    page.locator("#choose-seed").select_option("1")
+    for place in (20, 5):
+        page.locator("#choose-step").fill(str(place))
+        step = int(saved.step[place])
+        now = page.locator("#now").inner_text()
+        assert f"K = 32, seed 1, step {step:,}" in now
+        assert f"{100 * float(saved.composition[place].max()):.0f} %" in now
+        assert page.locator("#shown-step").inner_text() == f"{step:,}"
+        for chart in ("losses", "distances"):
+            assert marker(page, chart) == pytest.approx(np.log10(step))
+        cursor, heat = (
+            page.locator(which).bounding_box()
+            for which in (".cursor", f'.row[aria-selected="true"] .heat[data-step="{place}"]')
+        )
+        assert cursor["x"] < heat["x"] < cursor["x"] + cursor["width"]
+        assert page.url.endswith(f"#K=32&seed=1&step={step}")
+    page.locator("#choose-chains").select_option("512")  # the step stays
+    assert page.url.endswith(f"#K=512&seed=1&step={step}")
+
+
+def test_the_address_links_a_view(open_page: Open, report: Path, saved_run: Path) -> None:
+    step = int(open_run(saved_run).cell(64, 1).curves.step[12])
+    page = open_page(report, view=f"#K=64&seed=1&step={step}")
+    assert f"K = 64, seed 1, step {step:,}" in page.locator("#now").inner_text()
+    page.evaluate("location.hash = '#K=8&seed=0'")
+    until(page, "document.querySelector('#story b').textContent === 'K = 8, seed 0'")
+    assert "step 6,000" in page.locator("#now").inner_text()
+    for nonsense in ("#K=7&seed=<img src=x onerror=alert(1)>", "#K=8&step=x"):
+        page = open_page(report, view=nonsense)
+        assert page.locator("#story b").count() == 1
+
+
+def test_training_is_played(open_page: Open, report: Path) -> None:
+    page = open_page(report, view="#K=2&seed=0&step=6000")
+    page.locator("#play").click()
+    assert page.locator("#play").inner_text() == "Pause"
+    until(page, "+document.getElementById('choose-step').value >= 3")
+    page.locator("#play").click()
+    at = page.locator("#choose-step").input_value()
+    page.wait_for_timeout(400)
+    assert page.locator("#choose-step").input_value() == at
+    assert page.locator("#play").inner_text() == "Play"
 
 
 @pytest.mark.parametrize("width", [400, 1600])
@@ -291,7 +347,7 @@ def test_page_says_what_is_missing_and_how_to_get_it(
     assert "does not match its checksum" in notice
     command = page.locator(".notice code").inner_text()
     assert command == f"iclens run {broken.path}/recipe.toml --out {broken.path}"
-    assert "diverged at step 645" in page.locator("table").first.inner_text()
+    assert "diverged at step 645" in page.locator(".scroll table").inner_text()
     page.locator("#choose-chains").select_option("32")
     assert page.locator("#story").inner_text() == "K = 32, seed 0: failed"
     assert page.locator("#curves").is_hidden()

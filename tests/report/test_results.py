@@ -14,7 +14,8 @@ from iclens.lab.files import read_dataset
 from iclens.lab.fits import fit_run
 from iclens.lab.store import open_run
 from iclens.report import write_report
-from iclens.report.theory import DRAWINGS, write_theory_figures
+from iclens.report.plates import save_plates
+from iclens.report.theory import DRAWINGS, theory_plates
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -32,7 +33,8 @@ def test_every_result_of_the_repository_is_drawn(tmp_path: Path) -> None:
     assert {path.stem for path in RESULTS.glob("*.nc")} == set(DRAWINGS)
     for path in RESULTS.glob("*.nc"):
         shutil.copy(path, tmp_path)
-    figures = write_theory_figures(tmp_path)
+    saved = save_plates(tmp_path / "figures", theory_plates(tmp_path))
+    figures = [path for path in saved if path.suffix == ".svg"]
     assert [path.stem for path in figures] == list(DRAWINGS)
     for path in figures:
         assert path.read_text().count("<path") > 20, path

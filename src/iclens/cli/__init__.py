@@ -26,6 +26,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "phases": commands.phases,
     "trace": commands.trace,
     "theory": theory,
+    "figure": commands.figure,
     "report": commands.report,
 }
 READ_ON = (commands.run, theory)

@@ -260,7 +260,8 @@ def trace(
     """
     from iclens.lab.store import open_run
     from iclens.lab.trace import TraceRequest, describe, save_trace, summary, trace_cell
-    from iclens.report.circuits import write_circuit_figures
+    from iclens.report.circuits import circuit_plates
+    from iclens.report.plates import save_plates
 
     opened = open_run(run)
     request = TraceRequest.parse(opened, chains, seed, step)
@@ -272,13 +273,30 @@ def trace(
         on_step=lambda done: print(f"step {done} traced", file=sys.stderr),
     )
     path = save_trace(opened.path, found, request.name)
-    figures = write_circuit_figures(opened.path, path)
+    figures = save_plates(opened.path / "figures" / path.stem, circuit_plates(path))
     if json:
         print(dumps(summary(found)))
     else:
         print(describe(found))
         for file in (path, *figures):
             print(f"wrote   {file}")
+    return 0
+
+
+def figure(run: Path, name: str = "", /, out: Path | None = None) -> int:
+    """Make one figure of a run for a paper: SVG, PDF, and the table behind it as CSV.
+
+    Args:
+        run: Folder of the run.
+        name: Name of the figure; without one the names are listed.
+        out: Folder to write to; where the report has it if it is not given.
+    """
+    from iclens.lab.store import open_run
+    from iclens.report import figure_names, write_figure
+
+    opened = open_run(run)
+    for line in write_figure(opened, name, out) if name else figure_names(opened):
+        print(line)
     return 0
 
 

@@ -21,7 +21,8 @@ from iclens.lab.store import Run, is_run, open_run
 from iclens.lab.sweep import default_workers
 from iclens.lab.work import Event
 from iclens.report import write_report
-from iclens.report.theory import describe_interval, write_theory_figures
+from iclens.report.plates import save_plates
+from iclens.report.theory import describe_interval, theory_plates
 
 INDUCTION, MEMORY = InductionStudy(), MemoryStudy()
 GROWTH_CONTEXTS = (32, 64, 128, 256, 512, 1024, 2048)
@@ -268,6 +269,6 @@ def _save(out: Path, results: dict[str, xr.Dataset], quiet: bool) -> None:
     if is_run(out.parent):
         paths.append(write_report(open_run(out.parent)))
     else:
-        paths += write_theory_figures(out)
+        paths += save_plates(out / "figures", theory_plates(out))
     for path in () if quiet else paths:
         print(f"wrote   {path}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iclens.interrupts import held_back
+from iclens.names import unknown
 
 if TYPE_CHECKING:
     from iclens.lab.store import Run
@@ -20,12 +21,50 @@ def write_report(run: Run) -> Path:
     says what is missing and how to get it.
     """
     with held_back():
-        from iclens.report.figures import write_figures
+        from iclens.report.figures import run_plates
         from iclens.report.page import write_page
+        from iclens.report.plates import save_plates
         from iclens.report.reading import Reading
-        from iclens.report.theory import write_theory_figures
+        from iclens.report.theory import theory_plates
 
     reading = Reading(run)
-    write_figures(reading)
-    write_theory_figures(run.path / "theory")
+    save_plates(run.path / "figures", run_plates(reading))
+    save_plates(run.path / "theory" / "figures", theory_plates(run.path / "theory"))
     return write_page(reading)
+
+
+def figure_names(run: Run) -> list[str]:
+    """The figures that can be made of a run: its own, `TRACE/NAME` and `theory/NAME`."""
+    return list(_plates(run))
+
+
+def write_figure(run: Run, name: str, folder: Path | None = None) -> list[Path]:
+    """Write one figure as SVG and PDF and the table behind it as CSV; returns the paths.
+
+    They go where the report has them, or into `folder`.  Raises `ValueError`, with the nearest
+    name, if the run has no such figure.
+    """
+    plates = _plates(run)
+    if name not in plates:
+        raise ValueError(unknown("figure of this run", name, list(plates)))
+    place, plate = plates[name]
+    saved: list[Path] = plate.save(place if folder is None else folder / place.name)
+    return saved
+
+
+def _plates(run: Run) -> dict[str, tuple[Path, Any]]:
+    """The figures of a run by name: where the report has them, and how they are made."""
+    with held_back():
+        from iclens.report.circuits import circuit_plates
+        from iclens.report.figures import run_plates
+        from iclens.report.reading import Reading
+        from iclens.report.theory import theory_plates
+
+    figures, theory = run.path / "figures", run.path / "theory"
+    found = {name: (figures / name, plate) for name, plate in run_plates(Reading(run)).items()}
+    for path in sorted((run.path / "circuits").glob("*.nc")):
+        for name, plate in circuit_plates(path).items():
+            found[f"{path.stem}/{name}"] = figures / path.stem / name, plate
+    for name, plate in theory_plates(theory).items():
+        found[f"theory/{name}"] = theory / "figures" / name, plate
+    return found

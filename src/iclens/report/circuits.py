@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -13,24 +12,27 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from iclens.lab.files import read_dataset
 from iclens.phases import PHASES
-from iclens.report.figures import COLUMN, PAGE, save_figures
+from iclens.report.plates import COLUMN, PAGE, Plate
 from iclens.report.style import LIGHT, PHASE_COLOURS
 
 PORTS = {"q": 0.26, "k": 0.0, "v": -0.26}
 """Where queries, keys and values enter an attention head, from its middle upwards."""
 
 
-def write_circuit_figures(run: Path, path: Path) -> list[Path]:
-    """Write the SVG figures of a saved trace into the run's `figures`; returns their paths."""
+def circuit_plates(path: Path) -> dict[str, Plate]:
+    """The figures of a saved trace: `circuit`, `attention`, `task_vectors`, `edges`."""
     trace = read_dataset(path)
-    draw: dict[str, Callable[[xr.Dataset], Figure]] = {
-        "circuit": circuit_graph,
-        "attention": attention_patterns,
-        "task_vectors": task_vectors,
+    last = trace.isel(step=-1)
+    plates = {
+        "circuit": Plate(lambda: circuit_graph(trace), lambda: last[["edge_kl", "circuit"]]),
+        "attention": Plate(
+            lambda: attention_patterns(trace), lambda: trace[["shown_states", "attention"]]
+        ),
+        "task_vectors": Plate(lambda: task_vectors(trace), lambda: _task_plane(trace)),
     }
     if trace.sizes["step"] > 1:
-        draw["edges"] = edge_history
-    return save_figures(run / "figures" / path.stem, draw, trace)
+        plates["edges"] = Plate(lambda: edge_history(trace), lambda: trace[["edge_kl", "circuit"]])
+    return plates
 
 
 def _colour(trace: xr.Dataset) -> str:
@@ -175,13 +177,24 @@ def attention_patterns(trace: xr.Dataset) -> Figure:
     return figure
 
 
+def _task_plane(trace: xr.Dataset) -> xr.Dataset:
+    """Task vectors in their first two principal components, and the variance of each."""
+    phi = trace.phi.values
+    centred = phi - phi.mean(0)
+    _, scale, axes = np.linalg.svd(centred, full_matrices=False)
+    return xr.Dataset(
+        {
+            "chain": ("sequence", trace.phi_chain.values),
+            "phi": (("sequence", "component"), centred @ axes[:2].T),
+            "variance_share": ("component", scale[:2] ** 2 / max(float((scale**2).sum()), 1e-300)),
+        }
+    )
+
+
 def task_vectors(trace: xr.Dataset) -> Figure:
     """Task vectors in their first two principal components, coloured by chain."""
-    phi, chain = trace.phi.values, trace.phi_chain.values
-    centred = phi - phi.mean(0)
-    _, scale, axes_ = np.linalg.svd(centred, full_matrices=False)
-    plane = centred @ axes_[:2].T
-    share = scale[:2] ** 2 / max(float((scale**2).sum()), 1e-300)
+    shown = _task_plane(trace)
+    plane, chain, share = (shown[name].values for name in ("phi", "chain", "variance_share"))
     figure = Figure(figsize=(COLUMN, COLUMN), layout="constrained")
     axes = figure.add_subplot()
     colours = matplotlib.colormaps["turbo"](chain / max(chain.max(), 1))

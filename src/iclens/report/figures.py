@@ -1,13 +1,10 @@
-"""Figures for papers: SVG of a column's or a page's width, the same bytes from the same run."""
+"""Figures of a run: its phase map, distances to the references, losses."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -16,68 +13,45 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
-from iclens.lab.files import write_file
 from iclens.lab.recipe import Diversity
 from iclens.phases import NO_PHASE
+from iclens.report.plates import COLUMN, PAGE, Plate
 from iclens.report.reading import REFERENCES, Bracket, Reading, StepAxis, diversity_text
 from iclens.report.style import LIGHT, PHASE_COLOURS, blend
 
-Shown = TypeVar("Shown")
 
-COLUMN, PAGE = 3.4, 7.0
-"""Widths in inches of one column and of the text block of a two-column paper."""
-STYLE: Any = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
-    "font.size": 7,
-    "axes.titlesize": 7,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": LIGHT["ink"],
-    "axes.labelcolor": LIGHT["ink"],
-    "text.color": LIGHT["ink"],
-    "xtick.color": LIGHT["ink"],
-    "ytick.color": LIGHT["ink"],
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.minor.width": 0.4,
-    "ytick.minor.width": 0.4,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 1.5,
-    "ytick.minor.size": 1.5,
-    "lines.linewidth": 1.1,
-    "hatch.linewidth": 0.5,
-    "legend.frameon": False,
-    "svg.fonttype": "path",  # outlines: no font is needed to open the file
-    "svg.hashsalt": "iclens",
-}
+def run_plates(reading: Reading) -> dict[str, Plate]:
+    """`phase_map`, `distances` and `losses`; a run without any saved curve has only the map."""
+    saved = {
+        (cell.chains, cell.seed): cell.curves
+        for cell in reading.run.cells
+        if cell.curves is not None
+    }
+
+    def table(*names: str) -> Callable[[], xr.Dataset]:
+        return lambda: _stack({place: curves[list(names)] for place, curves in saved.items()})
+
+    if not saved:
+        return {"phase_map": Plate(lambda: phase_map(reading), xr.Dataset)}
+    return {
+        "phase_map": Plate(
+            lambda: phase_map(reading), table("phase", "clear", "composition", "residual")
+        ),
+        "distances": Plate(lambda: distances(reading), table("distance")),
+        "losses": Plate(lambda: losses(reading), table("loss", "reference_loss")),
+    }
 
 
-def write_figures(reading: Reading) -> list[Path]:
-    """Write `phase_map.svg`, `distances.svg` and `losses.svg` into the run's `figures`.
-
-    Returns the paths.  A run without any saved curve has only the phase map.
-    """
-    draw: dict[str, Callable[[Reading], Figure]] = {"phase_map": phase_map}
-    if any(cell.curves is not None for cell in reading.run.cells):
-        draw |= {"distances": distances, "losses": losses}
-    return save_figures(reading.run.path / "figures", draw, reading)
-
-
-def save_figures(
-    folder: Path, draw: Mapping[str, Callable[[Shown], Figure]], shown: Shown
-) -> list[Path]:
-    """Draw figures of something and save each as NAME.svg in a folder; returns the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, figure in draw.items():
-        with matplotlib.rc_context(STYLE):
-            content = io.BytesIO()
-            figure(shown).savefig(content, format="svg", metadata={"Date": None})
-        paths.append(folder / f"{name}.svg")
-        write_file(paths[-1], content.getvalue())
-    return paths
+def _stack(saved: Mapping[tuple[Diversity, int], xr.Dataset]) -> xr.Dataset:
+    """Curves of cells along an axis of cells, each with its K and seed."""
+    steps = [curves.reset_coords(drop=True) for curves in saved.values()]
+    places = {
+        "chains": ("cell", [str(chains) for chains, _ in saved]),
+        "seed": ("cell", [seed for _, seed in saved]),
+    }
+    return (
+        xr.concat(steps, "cell", join="outer").assign_coords(places).transpose("cell", "step", ...)
+    )
 
 
 def phase_map(reading: Reading) -> Figure:

@@ -8,11 +8,12 @@
   const byId = (id) => document.getElementById(id);
   const map = byId("map"), tip = byId("tip");
   const chooseChains = byId("choose-chains"), chooseSeed = byId("choose-seed");
+  const chooseStep = byId("choose-step"), play = byId("play");
 
   // To begin with, the model that goes through the most phases.
   const turns = cells.map((cell) => (cell.steps ? cell.begins.length : -1));
   let chosen = turns.indexOf(Math.max(...turns));
-  let cursor = null; // index of the step that the keyboard or the pointer is on
+  let cursor = null; // index of the step that is looked at
 
   // Everything is made of elements and text, so that no name in the data is ever read as markup.
   const make = (space) => (tag, attributes = {}, ...children) => {
@@ -143,7 +144,7 @@
   }
 
   // ---- what a cell of the map says ----
-  function showTip(cell, step, near) {
+  function details(cell, step) {
     const phase = cell.phase[step], known = phase !== "none";
     const heading = known ? `${phase}, ${phases[phase].reference}${cell.clear[step] ? "" : " (unclear)"}` : "no phase";
     const lines = [html("p", { class: "title" }, heading),
@@ -158,7 +159,11 @@
         html("td", { class: "number" }, nats(cell.distance.id[index][step])),
         html("td", { class: "number" }, nats(cell.distance.ood[index][step]))));
     });
-    tip.replaceChildren(...lines, table, html("p", {}, `KL(model ‖ mixture) ${nats(cell.residual[step], 2)} nats`));
+    return [...lines, table, html("p", {}, `KL(model ‖ mixture) ${nats(cell.residual[step], 2)} nats`)];
+  }
+
+  function showTip(cell, step, near) {
+    tip.replaceChildren(...details(cell, step));
     tip.hidden = false;
     const { width, height } = tip.getBoundingClientRect();
     const besides = near.x + 16 + width < document.documentElement.clientWidth ? near.x + 16 : near.x - 16 - width;
@@ -177,10 +182,9 @@
   map.addEventListener("click", (event) => {
     const row = event.target.closest(".row");
     if (!row) return;
-    cursor = null;
-    choose(+row.dataset.cell);
-    // A tap has no pointer that moves.
     const heat = event.target.closest(".heat");
+    choose(+row.dataset.cell, heat ? +heat.dataset.step : null);
+    // A tap has no pointer that moves.
     if (heat) showTip(cells[chosen], +heat.dataset.step, { x: event.clientX, y: event.clientY });
   });
   document.addEventListener("pointerdown", hideTip);
@@ -191,13 +195,11 @@
       const next = order[place + (event.key === "ArrowUp" ? -1 : 1)];
       if (next !== undefined) choose(next);
     } else if ((event.key === "ArrowLeft" || event.key === "ArrowRight") && steps) {
-      cursor = cursor === null ? steps - 1 : cursor + (event.key === "ArrowLeft" ? -1 : 1);
+      look(cursor === null ? steps - 1 : cursor + (event.key === "ArrowLeft" ? -1 : 1));
     } else if (event.key === "Escape") {
-      cursor = null;
+      look(null);
     } else return;
     event.preventDefault();
-    if (cursor !== null) cursor = Math.max(0, Math.min(cursor, cells[chosen].steps - 1));
-    mark();
     if (cursor === null || !cells[chosen].steps) return hideTip();
     const box = map.querySelector(".cursor").getBoundingClientRect();
     showTip(cells[chosen], cursor, { x: box.right, y: box.bottom });
@@ -252,6 +254,18 @@
     const config = { displayModeBar: false, responsive: true };
     Plotly.react("distances", distances, layout({ type: "log", dtick: decades > 2 ? 1 : "D2", minor: { ticks: "outside", ticklen: 3, tickcolor: colour("muted") }, tickformat: "~g", title: { text: "nats", standoff: 4 } }), config);
     Plotly.react("losses", losses, layout({ range: [least - pad, most + pad], title: { text: "nats", standoff: 4 } }), config);
+    markCurves();
+  }
+
+  /** A line through the charts at the step that is looked at. */
+  function markCurves() {
+    const cell = cells[chosen];
+    if (!cell.steps || !window.Plotly || !byId("losses").data) return;
+    const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(`--${name}`).trim();
+    const { shapes } = phaseBand(cell, colour);
+    if (cursor !== null)
+      shapes.push({ type: "line", xref: "x", yref: "paper", x0: axis.at[cursor], x1: axis.at[cursor], y0: 0, y1: 1, line: { color: colour("ink"), width: 1.5 } });
+    for (const chart of ["distances", "losses"]) Plotly.relayout(chart, { shapes });
   }
 
   /** The row of the map again, as a band on top of a chart. */
@@ -268,27 +282,76 @@
   }
 
   // ---- choosing ----
-  function choose(index) {
+  const plain = (cell) => cell.chains.replaceAll(",", "").replace("∞", "infinite");
+
+  /** Look at a cell, and at one step of it where `step` is not null. */
+  function choose(index, step = cursor) {
     chosen = index;
     const cell = cells[index];
     chooseChains.value = cell.chains;
     chooseSeed.value = String(cell.seed);
-    mark();
+    chooseStep.max = Math.max(0, cell.steps - 1);
+    chooseStep.disabled = play.disabled = !cell.steps;
+    cursor = step;
     drawCurves();
+    look(step);
   }
+
+  /** Look at a step, by its place, of the chosen cell; with null at none. */
+  function look(step) {
+    const cell = cells[chosen], last = cell.steps - 1;
+    cursor = step === null || last < 0 ? null : Math.max(0, Math.min(step, last));
+    chooseStep.value = cursor === null ? last : cursor;
+    const at = cursor === null ? last : cursor;
+    byId("shown-step").textContent = last < 0 ? "" : count(axis.steps[at]);
+    chooseStep.setAttribute("aria-valuetext", last < 0 ? "" : `step ${count(axis.steps[at])}, ${cell.phase[at]}`);
+    byId("now").replaceChildren(...(last < 0 ? [] : details(cell, at)));
+    const seen = cursor === null ? "" : `&step=${axis.steps[cursor]}`;
+    history.replaceState(null, "", `#K=${plain(cell)}&seed=${cell.seed}${seen}`);
+    mark();
+    markCurves();
+  }
+
+  /** The cell and the step that the address names, if it does. */
+  function follow() {
+    const asked = new URLSearchParams(location.hash.slice(1));
+    const index = cells.findIndex((cell) => plain(cell) === asked.get("K") && String(cell.seed) === (asked.get("seed") ?? String(seeds[0])));
+    if (index < 0) return choose(chosen);
+    const far = axis.steps.map((step) => Math.abs(step - asked.get("step")));
+    choose(index, asked.has("step") ? far.indexOf(Math.min(...far)) : null);
+  }
+
+  // Played, a step stands for a sixth of a second.
+  let playing = null;
+  function stop() {
+    clearInterval(playing);
+    playing = null;
+    play.textContent = "Play";
+  }
+  play.addEventListener("click", () => {
+    if (playing !== null) return stop();
+    const last = cells[chosen].steps - 1;
+    look(cursor === null || cursor === last ? 0 : cursor);
+    play.textContent = "Pause";
+    playing = setInterval(() => {
+      if (cursor === null || cursor >= cells[chosen].steps - 1) return stop();
+      look(cursor + 1);
+    }, 160);
+  });
+  chooseStep.addEventListener("input", () => { stop(); look(+chooseStep.value); });
   chooseChains.append(...diversities.map((chains) => html("option", {}, chains)));
   chooseSeed.append(...seeds.map((seed) => html("option", {}, seed)));
   byId("seed-label").hidden = seeds.length < 2;
   for (const select of [chooseChains, chooseSeed])
     select.addEventListener("change", () => {
-      cursor = null;
       hideTip();
       choose(cells.findIndex((cell) => cell.chains === chooseChains.value && String(cell.seed) === chooseSeed.value));
     });
   document.querySelector(".controls").addEventListener("submit", (event) => event.preventDefault());
 
   drawMap();
-  choose(chosen);
+  follow();
+  window.addEventListener("hashchange", follow);
   let width = map.clientWidth;
   new ResizeObserver(() => {
     if (map.clientWidth !== width) { width = map.clientWidth; drawMap(); }

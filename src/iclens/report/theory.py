@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator
 
 from iclens.lab.files import read_dataset
 from iclens.phases import PHASES
-from iclens.report.figures import COLUMN, PAGE, save_figures
+from iclens.report.plates import COLUMN, PAGE, Plate
 from iclens.report.style import LIGHT, PHASE_COLOURS
 from iclens.theory.fits import GROWTH
 
@@ -46,13 +46,17 @@ def read_results(folder: Path) -> dict[str, xr.Dataset | str]:
     return found
 
 
-def write_theory_figures(folder: Path) -> list[Path]:
-    """Draw the results in a folder into its `figures`, as NAME.svg; returns the paths."""
-    paths: list[Path] = []
-    for name, result in read_results(folder).items():
-        if not isinstance(result, str):
-            paths += save_figures(folder / "figures", {name: DRAWINGS[name].draw}, result)
-    return paths
+def theory_plates(folder: Path) -> dict[str, Plate]:
+    """The figures of the results in a folder that can be read, by name."""
+
+    def plate(name: str, result: xr.Dataset) -> Plate:
+        return Plate(lambda: DRAWINGS[name].draw(result), lambda: result)
+
+    return {
+        name: plate(name, result)
+        for name, result in read_results(folder).items()
+        if not isinstance(result, str)
+    }
 
 
 def _panels(count: int = 1, height: float = 2.6) -> tuple[Figure, list[Axes]]:
