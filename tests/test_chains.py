@@ -277,6 +277,7 @@ def test_fresh_chains_start_in_their_stationary_laws_and_follow_their_matrices()
     assert (abs((pairs - expected).sum(0)) < 5 * deviation).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("concentration", [pytest.param(1e-4, marks=pytest.mark.slow), 1e4])
 def test_extreme_concentrations(concentration):
     prior = ChainPrior(4, concentration)

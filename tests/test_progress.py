@@ -60,7 +60,7 @@ def test_cells_rate_and_time_left(shown, clock) -> None:
 def test_no_rate_while_no_worker_is_there(shown, clock) -> None:
     at_work(shown, clock)
     shown.on_event(Event("", "idle"))
-    assert shown.summary() == "2 of 3 cells done, 1 running, 0 failed"
+    assert shown.summary() == "2 of 3 cells done, 0 running, 0 failed"
 
 
 def test_plain_lines_where_there_is_no_terminal(shown, clock, capsys) -> None:

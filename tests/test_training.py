@@ -81,6 +81,7 @@ def test_where_evaluations_fall_does_not_change_the_arithmetic() -> None:
     assert_same_bits(few[-1].state, many[-1].state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_plain_loop_does_the_same_steps(pieces, monkeypatch) -> None:
     """The compiled loop against batches drawn and optax applied by hand."""

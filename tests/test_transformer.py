@@ -83,6 +83,7 @@ def test_all_edges_cut_with_anothers_values_give_the_others_output(config) -> No
     np.testing.assert_array_equal(cut.logits, other.logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS[:7], ids=lambda c: f"{c.heads}-{c.positions}")
 def test_worlds_at_once_equal_a_loop_over_worlds(config) -> None:
     model, states = make(config), draw()

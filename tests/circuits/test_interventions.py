@@ -83,6 +83,7 @@ run = eqx.filter_jit(forward)
 CAPTURED = {"capture_output": True, "text": True, "check": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "baseline"),
     [pytest.param(*case, marks=pytest.mark.slow if "heads" in case[0] else ()) for case in CASES],
@@ -332,6 +333,7 @@ def test_swapped_sequences_follow_the_other_chain() -> None:
     np.testing.assert_allclose(found, 2 * expected, atol=0.06)
 
 
+@pytest.mark.slow
 def test_the_mean_is_exact_whatever_the_chunks(monkeypatch) -> None:
     model, on = make(SHAPES["two heads, absolute"]), drawn("mean")
     values = forward(model, on.states, since=on.since).senders.values

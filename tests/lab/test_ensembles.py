@@ -68,6 +68,7 @@ def test_members_are_what_they_are_alone() -> None:
         assert int(together[-1][index].state.step) == 100
 
 
+@pytest.mark.slow
 def test_an_ensemble_goes_on_to_the_same_bits() -> None:
     filled = [padded(chains, 9) for chains in SETS]
     whole = list(train_ensemble(members(), filled, CONFIG, keys=KEYS))
@@ -80,6 +81,7 @@ def test_an_ensemble_goes_on_to_the_same_bits() -> None:
         list(train_ensemble([members()[0], states[1]], filled[:2], CONFIG, keys=KEYS[:2]))
 
 
+@pytest.mark.slow
 def test_a_member_that_diverges_stops_no_other() -> None:
     states = members()
     states[1] = eqx.tree_at(lambda s: s.model.embedding, states[1], jnp.full((3, 8), jnp.nan))

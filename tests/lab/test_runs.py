@@ -264,6 +264,7 @@ def test_curves_have_units_and_every_reference(undisturbed) -> None:
     assert np.all((curves.induction >= 0) & (curves.induction <= 1))
 
 
+@pytest.mark.slow
 def test_infinitely_many_chains_have_no_memorising_references(tmp_path) -> None:
     cell = Cell(tmp_path, SHORT, "infinite", 0)
     run_cell(cell)

@@ -124,6 +124,7 @@ def test_the_memory_model_memorises_few_chains_and_counts_many(tmp_path) -> None
     assert found.readout.sel(chains=8, width=16) > found.readout.sel(chains=512, width=16)
 
 
+@pytest.mark.slow
 def test_fits_of_a_run_are_saved_with_open_ends(tmp_path) -> None:
     run = create_run(tmp_path / "run", load_recipe("tiny"))
     chains = np.repeat([8.0, 12, 16, 20], 2)
@@ -168,6 +169,7 @@ def test_a_memory_grid_goes_on_where_it_stopped_and_can_grow() -> None:
         reduced.memory_result(replace(SMALL, steps=30), whole)
 
 
+@pytest.mark.slow
 def test_task_vectors_of_a_run_are_measured_beside(tiny_run, tmp_path, capsys) -> None:
     reduced.run_memory_study(SMALL, tmp_path)
     with hold_lock(tmp_path / ".memory.lock"), pytest.raises(ValueError, match="another process"):

@@ -79,6 +79,7 @@ def test_the_general_model_by_explicit_loops() -> None:
     np.testing.assert_allclose(soft, jax.nn.softmax(5 * plain), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_ends_of_the_plane_are_the_counting_predictors() -> None:
     sample = draw_sample(PRIOR, 400, 32, key=jax.random.key(1))
     counts = np.eye(3)[np.asarray(sample.states)]
@@ -234,6 +235,7 @@ def test_the_landscape_is_the_loss_on_a_grid() -> None:
         assert found[i, j] == pytest.approx(float(plane_loss(point, SAMPLE, 0.1)), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_flow_is_followed_until_it_has_settled(monkeypatch) -> None:
     prior, key = ChainPrior(3), jax.random.key(0)
     half = time_to_induction(prior, 16, sequences=256, key=key)

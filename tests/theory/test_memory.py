@@ -35,6 +35,7 @@ def test_the_model_by_explicit_loops() -> None:
             )
 
 
+@pytest.mark.slow
 def test_task_vectors_of_counted_pairs_tell_the_chain() -> None:
     """With the identity as the encoder, phi holds the pair frequencies: known means and spread."""
     counter = eqx.tree_at(lambda m: m.encoder, MODEL, jnp.eye(9))

@@ -57,6 +57,7 @@ class Progress:
             }
             if event.kind == "idle":
                 self.window.clear()
+                self.running.clear()
             self.say(told.get(event.kind, event.detail))
             return
         if event.kind in ("skip", "done", "fail"):
@@ -103,9 +104,10 @@ class Progress:
             f"{self.done} of {self.cells} cells done, {len(self.running)} running, "
             f"{self.failed} failed"
         )
-        if len(self.window) < 2:
+        window = tuple(self.window)  # another thread changes it
+        if len(window) < 2:
             return line
-        (begun, first), (last, trained) = self.window[0], self.window[-1]
+        (begun, first), (last, trained) = window[0], window[-1]
         rate = (trained - first) / max(last - begun, 1e-9)
         left = (self.cells - self.done - self.failed) * self.steps
         left -= sum(steps for steps, _ in dict(self.running).values())

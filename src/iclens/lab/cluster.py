@@ -11,7 +11,7 @@ import signal
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -91,16 +91,16 @@ def run_on(
     client: Client,
     cells: Sequence[Cell],
     on_event: Callable[[Event], None],
-    keep: Callable[[], Iterable[str]] = tuple,
+    keep: Callable[[], Iterable[str]] | None = None,
 ) -> dict[str, str]:
     """Do cells in their order on the workers of a client; returns why those failed that did.
 
     As many are under way as there are threads, so that their order is kept.  A cell whose workers
     keep dying is given up when it has saved nothing new meanwhile: jobs that end in time cost no
-    cell.  A worker that does not fit is retired.  `keep` is called again and again to see to the
-    workers; what it returns is told.
+    cell.  A worker that does not fit is retired.  `keep`, where workers are jobs of this command,
+    is called again and again to see to them; what it returns is told.
 
-    Raises `ConnectionError` if the scheduler is lost.
+    Raises `ConnectionError` if the scheduler is lost, `OSError` if a job's worker does not fit.
     """
     topic = f"iclens-{uuid.uuid4().hex}"
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -108,10 +108,11 @@ def run_on(
     left = deque(replace(cell, folder=cell.folder.resolve()) for cell in cells)
     active: dict[Any, tuple[Cell, Future, int]] = {}
     failed: dict[str, str] = {}
+    retired: set[str] = set()
     idle = False
     try:
         while left or active:
-            for told in keep():
+            for told in keep() if keep is not None else ():
                 on_event(Event("", "notice", detail=told))
             threads = sum(client.nthreads().values())
             if threads == 0 and not idle:
@@ -130,14 +131,19 @@ def run_on(
                 cell, future, saved = active.pop(item.key)
                 unfit = _unfit(future)
                 if unfit and cell.folder.parent.is_dir():  # else it is the run that is gone
-                    on_event(Event("", "notice", detail=f"{unfit.fault}; it is retired"))
-                    client.retire_workers([unfit.address])
+                    address, fault = unfit
+                    if keep is not None:  # so is every worker that would come after it
+                        raise OSError(fault)
+                    if address not in retired:
+                        retired.add(address)
+                        on_event(Event("", "notice", detail=f"{fault}; it is retired"))
+                        client.retire_workers([address])
                     left.appendleft(cell)
                     continue
                 if _was_preempted(future) and cell.saved > saved:
                     left.appendleft(cell)  # it gets on, from one worker to the next
                     continue
-                reason = unfit.fault if unfit else _reason(cell, future)
+                reason = unfit[1] if unfit else _reason(cell, future)
                 if reason is not None:
                     failed[cell.name] = reason
                 Teller(cell.name, on_event).ended(reason)
@@ -178,17 +184,13 @@ def _reason(cell: Cell, future: Future) -> str | None:
     raise ConnectionError("the connection to the scheduler is lost")
 
 
-@dataclass(frozen=True)
-class _Unfit:
-    """What a worker that came later, and does not fit, returns."""
-
-    address: str
-    fault: str
+class _UnfitWorker(RuntimeError):
+    """Raised, with its address and what is wrong, by a worker that came later and does not fit."""
 
 
-def _unfit(future: Future) -> _Unfit | None:
-    returned = future.result() if future.status == "finished" else None
-    return returned if isinstance(returned, _Unfit) else None
+def _unfit(future: Future) -> tuple[str, str] | None:
+    error = future.exception() if future.status == "error" else None
+    return error.args if isinstance(error, _UnfitWorker) else None
 
 
 def _fault(folder: Path, version: str, dask_worker: Worker) -> str:
@@ -205,11 +207,11 @@ def _fault(folder: Path, version: str, dask_worker: Worker) -> str:
     return ""
 
 
-def _task(cell: Cell, version: str, topic: str) -> str | _Unfit | None:
+def _task(cell: Cell, version: str, topic: str) -> str | None:
     """What a worker does."""
     worker = get_worker()
     if fault := _fault(cell.folder.parent, version, worker):
-        return _Unfit(worker.address, fault)
+        raise _UnfitWorker(worker.address, fault)
     use_one_thread()
     _keep_freed_memory()
     # Left alone, xarray would ask the scheduler for a lock on each file.

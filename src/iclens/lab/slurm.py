@@ -17,12 +17,13 @@ from typing import Any
 import dask
 from distributed import Client, Scheduler, SpecCluster
 
+from iclens.interrupts import held_back
 from iclens.lab.recipe import ClusterConfig
 
 LOST_SECONDS = 15.0
 """Time without any of its workers after which a job is looked for, and submitted again."""
 EARLY_ENDS = 3
-"""Jobs in a row that may end before a worker of theirs came."""
+"""Jobs that may end before a worker came, while no other job has one."""
 
 
 @contextlib.contextmanager
@@ -63,16 +64,17 @@ class _Jobs:
         name = next(self.names)
         job = slurm_job(self.config, self.client.scheduler.address, name)
         try:
-            self.client.sync(job.start)
+            with held_back():  # else it might be in the queue and nobody know of it
+                self.client.sync(job.start)
+                self.jobs[name] = job
         except (RuntimeError, ValueError) as error:
             told = str(error).partition("stderr:")[2].strip() or str(error)
             raise OSError(f"sbatch: {told.removeprefix('sbatch: ')}") from None
-        self.jobs[name] = job
 
     def keep(self) -> Iterable[str]:
         """Submit another job for each that is lost; returns what there is to say of them.
 
-        Raises `OSError` if one after the other ends before its workers came.
+        Raises `OSError` if they keep ending before a worker came.
         """
         workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
         names = [str(worker["name"]) for worker in workers]
@@ -88,13 +90,13 @@ class _Jobs:
             if name in self.here:
                 if now - self.here[name] < LOST_SECONDS:
                     continue
-                told.append(f"job {job.job_id} has ended: another one is submitted")
+                told.append(f"job {job.job_id} has no worker any more: another one is submitted")
             elif self._is_queued(job.job_id):
                 continue
             else:
                 self.early += 1
                 told.append(f"job {job.job_id} ended before a worker came: see its log")
-                if self.early >= EARLY_ENDS:
+                if self.early >= EARLY_ENDS and not any(other in self.here for other in self.jobs):
                     raise OSError(told[-1])
             self._cancel(self.jobs.pop(name))
         try:

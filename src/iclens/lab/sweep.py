@@ -148,7 +148,7 @@ def _trainer(
             from iclens.lab import cluster
             from iclens.lab.slurm import slurm_client
 
-        keep: Callable[[], Iterable[str]] = tuple
+        keep: Callable[[], Iterable[str]] | None = None
         with contextlib.ExitStack() as stack:
             if scheduler:
                 client = stack.enter_context(cluster.remote_client(scheduler, run.path))

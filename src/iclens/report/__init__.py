@@ -48,7 +48,7 @@ def write_figure(run: Run, name: str, folder: Path | None = None) -> list[Path]:
     if name not in plates:
         raise ValueError(unknown("figure of this run", name, list(plates)))
     place, plate = plates[name]
-    saved: list[Path] = plate.save(place if folder is None else folder / place.name)
+    saved: list[Path] = plate.save(place if folder is None else folder / name)
     return saved
 
 
@@ -63,7 +63,11 @@ def _plates(run: Run) -> dict[str, tuple[Path, Any]]:
     figures, theory = run.path / "figures", run.path / "theory"
     found = {name: (figures / name, plate) for name, plate in run_plates(Reading(run)).items()}
     for path in sorted((run.path / "circuits").glob("*.nc")):
-        for name, plate in circuit_plates(path).items():
+        try:
+            plates = circuit_plates(path)
+        except ValueError:  # it is damaged, and the others are not
+            continue
+        for name, plate in plates.items():
             found[f"{path.stem}/{name}"] = figures / path.stem / name, plate
     for name, plate in theory_plates(theory).items():
         found[f"theory/{name}"] = theory / "figures" / name, plate

@@ -306,10 +306,11 @@
     byId("shown-step").textContent = last < 0 ? "" : count(axis.steps[at]);
     chooseStep.setAttribute("aria-valuetext", last < 0 ? "" : `step ${count(axis.steps[at])}, ${cell.phase[at]}`);
     byId("now").replaceChildren(...(last < 0 ? [] : details(cell, at)));
-    const seen = cursor === null ? "" : `&step=${axis.steps[cursor]}`;
-    history.replaceState(null, "", `#K=${plain(cell)}&seed=${cell.seed}${seen}`);
     mark();
     markCurves();
+    const seen = cursor === null ? "" : `&step=${axis.steps[cursor]}`;
+    // Browsers refuse it where it is done too often.
+    try { history.replaceState(null, "", `#K=${plain(cell)}&seed=${cell.seed}${seen}`); } catch { /* the next step may do */ }
   }
 
   /** The cell and the step that the address names, if it does. */
@@ -345,7 +346,10 @@
   for (const select of [chooseChains, chooseSeed])
     select.addEventListener("change", () => {
       hideTip();
-      choose(cells.findIndex((cell) => cell.chains === chooseChains.value && String(cell.seed) === chooseSeed.value));
+      const isChains = (cell) => cell.chains === chooseChains.value, isSeed = (cell) => String(cell.seed) === chooseSeed.value;
+      const both = cells.findIndex((cell) => isChains(cell) && isSeed(cell));
+      // A refined sweep has other K for each seed.
+      choose(both >= 0 ? both : cells.findIndex(select === chooseChains ? isChains : isSeed));
     });
   document.querySelector(".controls").addEventListener("submit", (event) => event.preventDefault());
 
