@@ -72,7 +72,9 @@ def test_a_killed_parent_leaves_no_worker_and_nothing_is_lost(undisturbed, tmp_p
     assert run_sweep(run, workers=2, on_event=events.append) == {}
     for name, step in saved.items():  # it goes on after what was saved
         again = [event.steps for event in events if event.cell == name and event.kind == "phase"]
-        assert again == [later for later in BASE.train.evaluation_steps if later > step]
+        # Killed between a point and the state after it, a cell does that one point again.
+        steps = BASE.train.evaluation_steps
+        assert again in ([s for s in steps if s > step], [s for s in steps if s >= step])
     assert results(run) == results(undisturbed)
 
 
