@@ -143,7 +143,7 @@ def run_on(
                 if _was_preempted(future) and cell.saved > saved:
                     left.appendleft(cell)  # it gets on, from one worker to the next
                     continue
-                reason = unfit[1] if unfit else _reason(cell, future)
+                reason = _reason(cell, future)
                 if reason is not None:
                     failed[cell.name] = reason
                 Teller(cell.name, on_event).ended(reason)
@@ -186,6 +186,9 @@ def _reason(cell: Cell, future: Future) -> str | None:
 
 class _UnfitWorker(RuntimeError):
     """Raised, with its address and what is wrong, by a worker that came later and does not fit."""
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 def _unfit(future: Future) -> tuple[str, str] | None:

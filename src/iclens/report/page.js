@@ -206,13 +206,13 @@
   });
 
   // ---- curves ----
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
   function drawCurves() {
     const cell = cells[chosen];
     byId("story").replaceChildren(html("b", {}, title(cell)), `: ${story(cell)}`);
     byId("curves").hidden = !cell.steps;
     if (!cell.steps || !window.Plotly) return;
-    const style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(`--${name}`).trim();
     const at = axis.at.slice(0, cell.steps), steps = axis.steps.slice(0, cell.steps).map(count);
     const curve = (name, y, line) => ({
       name, y, line, x: at, customdata: steps, mode: cell.steps > 1 ? "lines" : "markers", marker: { color: line.color },
@@ -247,29 +247,17 @@
         unifiedhovertitle: { text: "step %{customdata}" }, showspikes: false,
       },
       yaxis: { gridcolor: colour("rule"), zeroline: false, linecolor: colour("muted"), ticks: "outside", ticklen: 5, tickcolor: colour("muted"), ...yaxis },
-      ...phaseBand(cell, colour),
+      ...phaseBand(cell),
     });
     const positive = distances.flatMap(({ y }) => y).filter((value) => value !== null);
     const decades = Math.log10(Math.max(...positive) / Math.min(...positive));
     const config = { displayModeBar: false, responsive: true };
     Plotly.react("distances", distances, layout({ type: "log", dtick: decades > 2 ? 1 : "D2", minor: { ticks: "outside", ticklen: 3, tickcolor: colour("muted") }, tickformat: "~g", title: { text: "nats", standoff: 4 } }), config);
     Plotly.react("losses", losses, layout({ range: [least - pad, most + pad], title: { text: "nats", standoff: 4 } }), config);
-    markCurves();
   }
 
-  /** A line through the charts at the step that is looked at. */
-  function markCurves() {
-    const cell = cells[chosen];
-    if (!cell.steps || !window.Plotly || !byId("losses").data) return;
-    const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(`--${name}`).trim();
-    const { shapes } = phaseBand(cell, colour);
-    if (cursor !== null)
-      shapes.push({ type: "line", xref: "x", yref: "paper", x0: axis.at[cursor], x1: axis.at[cursor], y0: 0, y1: 1, line: { color: colour("ink"), width: 1.5 } });
-    for (const chart of ["distances", "losses"]) Plotly.relayout(chart, { shapes });
-  }
-
-  /** The row of the map again, as a band on top of a chart. */
-  function phaseBand(cell, colour) {
+  /** The row of the map again, as a band on top of a chart, and a line at the step that is looked at. */
+  function phaseBand(cell) {
     const shapes = [], annotations = [];
     cell.begins.forEach(([phase, step], turn) => {
       const next = cell.begins[turn + 1];
@@ -278,6 +266,8 @@
       if (turn) shapes.push({ type: "line", xref: "x", yref: "paper", x0, x1: x0, y0: 0, y1: 1.03, line: { color: colour("muted"), width: 1, dash: "dot" } });
       annotations.push({ xref: "x", yref: "paper", x: (x0 + x1) / 2, y: 1.03, yanchor: "bottom", text: phase, showarrow: false, font: { size: 11, color: colour("ink") } });
     });
+    if (cursor !== null)
+      shapes.push({ type: "line", xref: "x", yref: "paper", x0: axis.at[cursor], x1: axis.at[cursor], y0: 0, y1: 1, line: { color: colour("ink"), width: 1.5 } });
     return { shapes, annotations };
   }
 
@@ -292,22 +282,33 @@
     chooseSeed.value = String(cell.seed);
     chooseStep.max = Math.max(0, cell.steps - 1);
     chooseStep.disabled = play.disabled = !cell.steps;
-    cursor = step;
+    cursor = within(step);
     drawCurves();
-    look(step);
+    show();
   }
 
   /** Look at a step, by its place, of the chosen cell; with null at none. */
   function look(step) {
-    const cell = cells[chosen], last = cell.steps - 1;
-    cursor = step === null || last < 0 ? null : Math.max(0, Math.min(step, last));
-    chooseStep.value = cursor === null ? last : cursor;
-    const at = cursor === null ? last : cursor;
+    cursor = within(step);
+    if (cells[chosen].steps && byId("losses").data)
+      for (const chart of ["distances", "losses"]) Plotly.relayout(chart, { shapes: phaseBand(cells[chosen]).shapes });
+    show();
+  }
+
+  /** The place nearest to a step that the chosen cell has. */
+  function within(step) {
+    const last = cells[chosen].steps - 1;
+    return step === null || last < 0 ? null : Math.max(0, Math.min(step, last));
+  }
+
+  /** Everything but the charts follows what is looked at. */
+  function show() {
+    const cell = cells[chosen], last = cell.steps - 1, at = cursor ?? last;
+    chooseStep.value = at;
     byId("shown-step").textContent = last < 0 ? "" : count(axis.steps[at]);
     chooseStep.setAttribute("aria-valuetext", last < 0 ? "" : `step ${count(axis.steps[at])}, ${cell.phase[at]}`);
     byId("now").replaceChildren(...(last < 0 ? [] : details(cell, at)));
     mark();
-    markCurves();
     const seen = cursor === null ? "" : `&step=${axis.steps[cursor]}`;
     // Browsers refuse it where it is done too often.
     try { history.replaceState(null, "", `#K=${plain(cell)}&seed=${cell.seed}${seen}`); } catch { /* the next step may do */ }
