@@ -45,10 +45,9 @@ def test_a_history_is_traced_saved_drawn_and_compiled_once(run, capsys, monkeypa
     assert np.all(trace.edge_kl > -1e-6)
     figures = run.path / "figures" / "chains=2,seed=0,step=all"
     assert {path.name for path in figures.iterdir()} == {
-        "circuit.svg",
-        "attention.svg",
-        "task_vectors.svg",
-        "edges.svg",
+        f"{name}.{kind}"
+        for name in ("circuit", "attention", "task_vectors", "edges")
+        for kind in ("svg", "pdf", "csv")
     }
     found = summary(trace)
     assert [here["step"] for here in found["history"]] == run.cell(2).steps
