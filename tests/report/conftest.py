@@ -1,4 +1,4 @@
-"""A saved run with made-up but plausible curves, for tests that need a page and no training.
+"""A browser, and a saved run with made-up but plausible curves, for tests without training.
 
 Every model is a mixture of the uniform prediction and the four references whose weights move along
 training as K demands; distances and losses follow from the mixture.
@@ -7,18 +7,31 @@ training as K demands; distances and losses follow from the mixture.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from iclens.lab.cell import RESULTS, Cell, curves_dataset
-from iclens.lab.files import checksum, write_arrays
+from iclens.lab.files import checksum, tree_to_arrays, write_arrays
 from iclens.lab.recipe import Diversity, Recipe, SweepConfig, TaskConfig
 from iclens.phases import position_bins
 from iclens.predictors import PREDICTORS
 from iclens.training import TrainingConfig
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+Open = Callable[..., Page]
 
 UNIFORM_TO = np.array([0.16, 0.30, 0.34, 0.36])
 """KL(reference || uniform) in nats."""
@@ -136,7 +149,13 @@ def write_cell(cell: Cell, status: str) -> None:
     steps = list(cell.recipe.train.evaluation_steps)
     steps = steps[: {"unfinished": len(steps) // 2, "diverged": 2 * len(steps) // 3}.get(status)]
     measured = measurements(cell.chains, cell.seed, steps)
+    weights = {
+        name: np.stack([(1 + index / len(steps)) * array for index in range(len(steps))])
+        for name, array in tree_to_arrays(cell.new_model()).items()
+    }
     if status == "diverged":
+        for array in weights.values():
+            array[-1] = np.nan
         for name, array in measured.items():
             if array.dtype.kind == "f" and name != "reference_loss":
                 array[-1] = np.nan
@@ -144,6 +163,7 @@ def write_cell(cell: Cell, status: str) -> None:
     if status == "unfinished":
         for index, step in enumerate(steps):
             piece = {f"curves.{name}": array[index] for name, array in measured.items()}
+            piece |= {f"model.{name}": array[index] for name, array in weights.items()}
             pieces = cell.path / "pieces"
             pieces.mkdir(exist_ok=True)
             write_arrays(pieces / f"{step}.safetensors", {**piece, "diverged": np.array(-1)})
@@ -152,7 +172,7 @@ def write_cell(cell: Cell, status: str) -> None:
     curves = curves_dataset({**measured, "step": np.array(steps)}, cell.recipe.task.context)
     curves = curves.assign_attrs(chains=cell.chains, seed=cell.seed, outcome=outcome)
     curves.to_netcdf(cell.path / "curves.nc", engine="h5netcdf")
-    write_arrays(cell.path / "checkpoints.safetensors", {"step": np.array(steps)})
+    write_arrays(cell.path / "checkpoints.safetensors", {**weights, "step": np.array(steps)})
     write_arrays(cell.path / "state.safetensors", {"step": np.array(steps[-1])})
     checksums = {name: checksum(cell.path / name) for name in RESULTS}
     if status == "damaged":
@@ -164,3 +184,55 @@ def write_cell(cell: Cell, status: str) -> None:
 def saved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a complete run of 8 values of K and 2 seeds."""
     return write_run(tmp_path_factory.mktemp("runs") / "demo")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """A function that opens a page offline; at the end, whatever it complained of is an error."""
+    complaints: list[str] = []
+    contexts = []
+
+    def open_page(path: Path, width: int = 1200, scheme: Any = "light", view: str = "") -> Page:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        contexts.append(context)
+        context.set_offline(True)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
+        page.on(
+            "request",
+            lambda request: (
+                request.url.startswith(("file:", "data:", "blob:"))
+                or complaints.append(request.url)
+            ),
+        )
+        page.goto(path.as_uri() + view)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def until(page: Page, condition: str) -> None:
+    """Wait for a condition; the page forbids `eval`, which playwright's own waiting uses."""
+    for _ in range(50):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(100)
+    pytest.fail(f"not within 5 s: {condition}")

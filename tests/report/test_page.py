@@ -5,71 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Page
 
-from conftest import write_run
+from conftest import Open, until, write_run
 from iclens.lab.store import Run, open_run
 from iclens.report import write_report
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 HOSTILE = "<img src=x onerror=alert(1)>\N{RIGHT-TO-LEFT OVERRIDE}名前 " + "long" * 30
-Open = Callable[..., Page]
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Open]:
-    """A function that opens a page offline; at the end, whatever it complained of is an error."""
-    complaints: list[str] = []
-    contexts = []
-
-    def open_page(path: Path, width: int = 1200, scheme: Any = "light", view: str = "") -> Page:
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
-        )
-        contexts.append(context)
-        context.set_offline(True)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
-        page.on(
-            "request",
-            lambda request: (
-                request.url.startswith(("file:", "data:", "blob:"))
-                or complaints.append(request.url)
-            ),
-        )
-        page.goto(path.as_uri() + view)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert complaints == []
 
 
 @pytest.fixture(scope="session")
@@ -98,15 +45,6 @@ def broken_report(broken: Run) -> Path:
 
 def evaluations(run: Run) -> int:
     return sum(cell.curves.sizes["step"] for cell in run.cells if cell.curves is not None)
-
-
-def until(page: Page, condition: str) -> None:
-    """Wait for a condition; the page forbids `eval`, which playwright's own waiting uses."""
-    for _ in range(50):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(100)
-    pytest.fail(f"not within 5 s: {condition}")
 
 
 def curves(page: Page, chart: str) -> list[dict[str, Any]]:

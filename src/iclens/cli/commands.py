@@ -300,16 +300,24 @@ def figure(run: Path, name: str = "", /, out: Path | None = None) -> int:
     return 0
 
 
-def report(run: Path, /) -> int:
-    """Write the page and the figures of a run again.
+def report(runs: tuple[Path, ...], /, out: Path | None = None) -> int:
+    """Write the page and the figures of a run again, or several runs side by side.
 
     Args:
-        run: Folder of the run.
+        runs: Folder of the run, or of the runs to compare.
+        out: File of the comparison, `comparison.html` if it is not given.
     """
     from iclens.lab.store import open_run
-    from iclens.report import write_report
+    from iclens.report import compare, write_report
 
-    print(write_report(open_run(run)))
+    if not runs:
+        raise ValueError("expected the folder of a run, or of several to compare, got none")
+    if len(runs) > 1:
+        print(compare([open_run(run) for run in runs], out or Path("comparison.html")))
+    elif out is None:
+        print(write_report(open_run(runs[0])))
+    else:
+        raise ValueError("--out: expected several runs to compare, got one")
     return 0
 
 

@@ -194,7 +194,7 @@ class Cell:
     @cached_property
     def steps(self) -> list[int]:
         """Steps with a checkpoint."""
-        return self._checkpoints["step"].tolist() if self._checkpoints else []
+        return self.checkpoints["step"].tolist() if self.checkpoints else []
 
     def model(self, step: int | None = None) -> Transformer:
         """The model at a checkpoint, the last one by default.
@@ -209,11 +209,12 @@ class Cell:
                 f"{', '.join(map(str, self.steps))}; got {step}"
             )
         index = -1 if step is None else self.steps.index(step)
-        arrays = {name: np.asarray(array[index]) for name, array in self._checkpoints.items()}
+        arrays = {name: np.asarray(array[index]) for name, array in self.checkpoints.items()}
         return arrays_to_tree(self.new_model(), arrays)
 
     @cached_property
-    def _checkpoints(self) -> dict[str, np.ndarray]:
+    def checkpoints(self) -> dict[str, np.ndarray]:
+        """The parameters by name and the `step`s, stacked over checkpoints; empty without any."""
         if self.status == "done":
             return read_arrays(self.path / "checkpoints.safetensors")
         return {} if self.status == "damaged" or not self.pieces else self._stack("model.")

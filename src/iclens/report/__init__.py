@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,14 @@ def write_report(run: Run) -> Path:
     save_plates(run.path / "figures", run_plates(reading))
     save_plates(run.path / "theory" / "figures", theory_plates(run.path / "theory"))
     return write_page(reading)
+
+
+def compare(runs: Sequence[Run], path: Path) -> Path:
+    """Write runs side by side, one offline page, to `path`; returns it."""
+    with held_back():
+        from iclens.report.compare import write_comparison
+
+    return write_comparison(runs, path)
 
 
 def figure_names(run: Run) -> list[str]:

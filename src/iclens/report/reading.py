@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
+import xarray as xr
 from jaxtyping import Float
 
 from iclens.lab.cell import Cell
+from iclens.lab.files import read_dataset
 from iclens.lab.recipe import Diversity
 from iclens.lab.store import Run
 from iclens.phases import PHASES, float_diversity
@@ -16,6 +20,18 @@ from iclens.predictors import PREDICTORS
 
 REFERENCES = dict(zip(PREDICTORS, PHASES, strict=True))
 """The phase, hence the colour, of each reference."""
+TRACED = (
+    "edge_kl",
+    "circuit",
+    "faithfulness",
+    "random_faithfulness",
+    "criterion_holds",
+    "criterion_value",
+    "criterion_limit",
+    "phase",
+    "clear",
+)
+"""What is shown of a trace, all over its steps."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,37 @@ class Reading:
         return StepAxis(self.run.recipe.train.evaluation_steps)
 
     @cached_property
+    def traces(self) -> dict[str, xr.Dataset]:
+        """What was traced of each cell, by the cell's name, over its traced checkpoints."""
+        found: dict[str, list[xr.Dataset]] = {}
+        for path in self._trace_paths:
+            with contextlib.suppress(ValueError):  # damaged, which `damaged_traces` tells
+                found.setdefault(path.name.split(",step=")[0], []).append(read_dataset(path))
+        return {
+            name: xr.concat(
+                [trace[list(TRACED)] for trace in traces], "step", data_vars="all", join="exact"
+            )
+            .drop_duplicates("step")
+            .sortby("step")
+            for name, traces in found.items()
+        }
+
+    @cached_property
+    def damaged_traces(self) -> list[str]:
+        """Why traces that are there cannot be read."""
+        faults = []
+        for path in self._trace_paths:
+            try:
+                read_dataset(path)
+            except ValueError as error:
+                faults.append(str(error))
+        return faults
+
+    @property
+    def _trace_paths(self) -> list[Path]:
+        return sorted((self.run.path / "circuits").glob("chains=*,seed=*,step=*.nc"))
+
+    @cached_property
     def brackets(self) -> list[Bracket]:
         """The thresholds that are known, each in the first lane where it touches no other."""
         found: list[Bracket] = []
@@ -40,6 +87,17 @@ class Reading:
                 taken = {other.lane for other in found if bracket.touches(other)}
                 lane = next(lane for lane in range(len(found) + 1) if lane not in taken)
                 found.append(replace(bracket, lane=lane))
+        return found
+
+    @cached_property
+    def fits(self) -> dict[str, list[float]]:
+        """The thresholds that were fitted: value and both ends of the interval; NaN is open."""
+        found = {}
+        for name in self.run.phase_map.thresholds:
+            path = self.run.path / "theory" / f"{name.rstrip('*')}.nc"
+            # A damaged one is told where the theory is shown.
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                found[name] = read_dataset(path).fit.values[0, :3].tolist()
         return found
 
     def begins(self, cell: Cell) -> list[tuple[str, int]]:
@@ -86,6 +144,8 @@ class StepAxis:
 
     steps: tuple[int, ...]
     """Evaluation steps, increasing: 0 and at least one more."""
+    scale: StepAxis | None = None
+    """The axis of all runs that this one stands beside."""
 
     @cached_property
     def _logarithms(self) -> Float[np.ndarray, " step"]:
@@ -98,11 +158,15 @@ class StepAxis:
         middle = (at[1:] + at[:-1]) / 2
         first, last = (middle[0], middle[-1]) if len(at) > 1 else (at[0] + 0.1, at[0] - 0.1)
         bounds = np.concatenate([[2 * at[0] - first], middle, [2 * at[-1] - last]])
-        # Step 0 has no logarithm; it stands apart, to the left of the first step.
-        width, gap = 0.045 * (bounds[-1] - bounds[0]), 0.012 * (bounds[-1] - bounds[0])
-        zero = (bounds[0] - gap - width, bounds[0] - gap)
+        if self.scale is None:
+            # Step 0 has no logarithm; it stands apart, to the left of the first step.
+            width, gap = 0.045 * (bounds[-1] - bounds[0]), 0.012 * (bounds[-1] - bounds[0])
+            zero = (float(bounds[0] - gap - width), float(bounds[0] - gap))
+        else:
+            zero = self.scale.edges[0]
+            bounds = np.clip(bounds, self.scale.edges[self.scale.steps[1]][0], self.scale.range[1])
         spans = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-        return dict(zip(self.steps, [(float(zero[0]), float(zero[1])), *spans], strict=True))
+        return dict(zip(self.steps, [zero, *spans], strict=True))
 
     def position(self, step: int) -> float:
         """Where a step lies on the axis."""
@@ -111,11 +175,15 @@ class StepAxis:
     @property
     def range(self) -> tuple[float, float]:
         """Both ends of the axis."""
+        if self.scale is not None:
+            return self.scale.range
         return self.edges[0][0], self.edges[self.steps[-1]][1]
 
     @property
     def ticks(self) -> tuple[list[int], list[int]]:
         """Steps with a label and steps with a small tick only; the first label is step 0."""
+        if self.scale is not None:
+            return self.scale.ticks
         low, high = self.steps[1], self.steps[-1]
         marks = [
             digit * 10**power

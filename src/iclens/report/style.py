@@ -64,6 +64,12 @@ def contrast(one: str, other: str) -> float:
     return float((max(luminance) + 0.05) / (min(luminance) + 0.05))
 
 
+def text_on(phase: str) -> str:
+    """The colour of text on a phase's colour."""
+    colours = (LIGHT["surface"], LIGHT["ink"])
+    return max(colours, key=lambda colour: contrast(colour, PHASE_COLOURS[phase]))
+
+
 def oklab(linear: Float[np.ndarray, "*axes rgb=3"]) -> Float[np.ndarray, "*axes lab=3"]:
     """Linear-light sRGB in OKLab, where equal distances look about equally far apart."""
     return np.cbrt(linear @ _RGB_TO_LMS.T) @ _LMS_TO_LAB.T

@@ -1,0 +1,252 @@
+// The transformer and the reference predictors again, for the page: no script of the page but these
+// computes a model.  They follow `transformer.py` and `predictors.py`, against which they are tested.
+
+const NORM_EPSILON = 1e-6, ROTARY_BASE = 10000;
+let halves = null; // all numbers of half precision
+
+function halfTable() {
+  if (halves) return halves;
+  halves = new Float32Array(65536);
+  for (let bits = 0; bits < 65536; bits++) {
+    const exponent = (bits >> 10) & 31, fraction = bits & 1023;
+    const size = exponent === 31 ? (fraction ? NaN : Infinity) : exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -24 * fraction;
+    halves[bits] = bits >> 15 ? -size : size;
+  }
+  return halves;
+}
+
+/** Arrays by name, with their shapes, of a file in the layout of safetensors, and its metadata. */
+function readArrays(bytes) {
+  const length = Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
+  const { __metadata__: metadata = {}, ...entries } = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + length)));
+  const kinds = { F32: Float32Array, I32: Int32Array, U8: Uint8Array, BOOL: Uint8Array, F16: Uint16Array };
+  const arrays = {};
+  for (const [name, { dtype, shape, data_offsets: [from, to] }] of Object.entries(entries)) {
+    if (!(dtype in kinds)) throw new Error(`${name}: no way to read ${dtype}`);
+    // A copy begins at a multiple of its numbers' size, which the file need not.
+    let data = new kinds[dtype](bytes.slice(8 + length + from, 8 + length + to).buffer);
+    if (dtype === "F16") {
+      const table = halfTable();
+      data = Float32Array.from(data, (bits) => table[bits]);
+    }
+    arrays[name] = { shape, data };
+  }
+  return { arrays, metadata };
+}
+
+/** rows (count, into) @ weight (into, out), added to `sum` where it is given. */
+function product(rows, weight, count, into, out, sum = new Float32Array(count * out)) {
+  for (let row = 0; row < count; row++) {
+    const target = row * out;
+    for (let inner = 0; inner < into; inner++) {
+      const factor = rows[row * into + inner], source = inner * out;
+      if (factor !== 0) for (let column = 0; column < out; column++) sum[target + column] += factor * weight[source + column];
+    }
+  }
+  return sum;
+}
+
+/** Root-mean-square or layer normalisation of each row. */
+function normalised(stream, count, width, norm) {
+  const result = Float32Array.from(stream);
+  if (norm === "none") return result;
+  for (let row = 0; row < count; row++) {
+    const here = result.subarray(row * width, (row + 1) * width);
+    if (norm === "layer") {
+      const mean = here.reduce((sum, value) => sum + value, 0) / width;
+      for (let place = 0; place < width; place++) here[place] -= mean;
+    }
+    const scale = 1 / Math.sqrt(here.reduce((sum, value) => sum + value * value, 0) / width + NORM_EPSILON);
+    for (let place = 0; place < width; place++) here[place] *= scale;
+  }
+  return result;
+}
+
+/** Rotary positions of rows that begin at position `first`, in place. */
+function rotated(rows, count, width, first) {
+  for (let row = 0; row < count; row++)
+    for (let pair = 0; pair < width; pair += 2) {
+      const angle = (first + row) * ROTARY_BASE ** (-pair / width), cosine = Math.cos(angle), sine = Math.sin(angle);
+      const even = rows[row * width + pair], odd = rows[row * width + pair + 1];
+      rows[row * width + pair] = even * cosine - odd * sine;
+      rows[row * width + pair + 1] = even * sine + odd * cosine;
+    }
+  return rows;
+}
+
+/** Causal attention of queries from position `first` on: what is read, and the weights (query, key). */
+function attended(queries, keys, values, bias, first, length, width) {
+  const count = length - first, mixed = new Float32Array(count * width), weights = new Float32Array(count * length);
+  for (let row = 0; row < count; row++) {
+    const query = first + row, here = weights.subarray(row * length, row * length + query + 1);
+    let most = -Infinity, total = 0;
+    for (let key = 0; key <= query; key++) {
+      let logit = bias ? bias[query - key] : 0;
+      for (let inner = 0; inner < width; inner++) logit += queries[row * width + inner] * keys[key * width + inner];
+      here[key] = logit;
+      if (logit > most) most = logit;
+    }
+    for (let key = 0; key <= query; key++) total += here[key] = Math.exp(here[key] - most);
+    for (let key = 0; key <= query; key++) {
+      here[key] /= total;
+      for (let inner = 0; inner < width; inner++) mixed[row * width + inner] += here[key] * values[key * width + inner];
+    }
+  }
+  return { mixed, weights };
+}
+
+function softmax(logits) {
+  const most = Math.max(...logits), raised = logits.map((logit) => Math.exp(logit - most));
+  const total = raised.reduce((sum, value) => sum + value, 0);
+  return raised.map((value) => value / total);
+}
+
+/**
+ * Run a model: `weights` by name as in a checkpoint, `config` as in TransformerConfig, `states` x_0..x_n.
+ *
+ * Returns logits and probabilities at each position, attention[layer][head] (query, key), and phi,
+ * what the last layer's attention writes at the last position; with `wanted` "phi" only that.
+ */
+function forwardPass(weights, config, states, wanted = "logits") {
+  const { width, layers, heads, hidden, norm } = config, length = states.length, inner = width / heads;
+  const only = wanted === "phi", data = (name) => weights[name].data;
+  const edges = config.circuit?.length ? new Set(config.circuit) : null;
+  const senders = []; // [name, values (position, width)]
+  const embedding = data("embedding");
+  senders.push(["embed", Float32Array.from({ length: length * width }, (_, place) => embedding[states[Math.floor(place / width)] * width + (place % width)])]);
+  if (config.positions === "absolute") senders.push(["pos", data("position").subarray(0, length * width)]);
+
+  /** The normalised input of a receiver, from position `first` on. */
+  const read = (receiver, known, first = 0) => {
+    const total = new Float32Array((length - first) * width);
+    for (const [name, values] of senders.slice(0, known)) {
+      if (edges && !edges.has(`${name}->${receiver}`)) continue;
+      // What the last layer writes may be there for the last positions only.
+      const skip = values.length - total.length;
+      for (let place = 0; place < total.length; place++) total[place] += values[skip + place];
+    }
+    return normalised(total, length - first, width, norm);
+  };
+
+  const attention = [], phi = new Float32Array(width);
+  for (let layer = 0; layer < layers; layer++) {
+    const known = senders.length, last = layer === layers - 1, first = only && last ? length - 1 : 0;
+    attention.push([]);
+    for (let head = 0; head < heads; head++) {
+      const name = `att${layer + 1}.${head}`;
+      const matrix = (part) => data(`attentions.${layer}.${part}`).subarray(head * width * inner, (head + 1) * width * inner);
+      const queries = product(read(`${name}.q`, known, first), matrix("query"), length - first, width, inner);
+      const keys = product(read(`${name}.k`, known), matrix("key"), length, width, inner);
+      const values = product(read(`${name}.v`, known), matrix("value"), length, width, inner);
+      if (config.positions === "rotary") {
+        rotated(queries, length - first, inner, first);
+        rotated(keys, length, inner, 0);
+      }
+      for (let place = 0; place < queries.length; place++) queries[place] /= Math.sqrt(inner);
+      let bias = null;
+      if (config.positions === "relative" && (!edges || edges.has(`lag->${name}`))) {
+        const { shape, data: biases } = weights[`attentions.${layer}.lag_bias`];
+        bias = biases.subarray(head * shape[1], (head + 1) * shape[1]);
+      }
+      const { mixed, weights: pattern } = attended(queries, keys, values, bias, first, length, inner);
+      const written = product(mixed, matrix("output"), length - first, inner, width);
+      senders.push([name, written]);
+      attention[layer].push(pattern);
+      if (last) for (let place = 0; place < width; place++) phi[place] += written[written.length - width + place];
+    }
+    if (only && last) return { phi };
+    if (config.attention_only) continue;
+    const active = product(read(`mlp${layer + 1}`, senders.length), data(`mlps.${layer}.weight_in`), length, width, hidden);
+    const biasIn = data(`mlps.${layer}.bias_in`), biasOut = data(`mlps.${layer}.bias_out`);
+    for (let place = 0; place < active.length; place++) active[place] = Math.max(0, active[place] + biasIn[place % hidden]);
+    const written = product(active, data(`mlps.${layer}.weight_out`), length, hidden, width);
+    for (let place = 0; place < written.length; place++) written[place] += biasOut[place % width];
+    senders.push([`mlp${layer + 1}`, written]);
+  }
+  const size = weights.unembedding.shape[1];
+  const flat = product(read("out", senders.length), data("unembedding"), length, width, size);
+  const logits = Array.from({ length }, (_, row) => Array.from(flat.subarray(row * size, (row + 1) * size)));
+  return { logits, probabilities: logits.map(softmax), attention, phi };
+}
+
+/**
+ * The references' probabilities of the state that comes after `states`, by name; null where a reference
+ * is undefined, because no chain of the set can produce the states.
+ */
+function referencePredictions(states, { C, pseudoCount, concentration, chains }) {
+  const one = new Array(C).fill(0), two = new Array(C * C).fill(0), current = states.at(-1);
+  states.forEach((state, place) => {
+    one[state]++;
+    if (place) two[states[place - 1] * C + state]++;
+  });
+  const shares = (counts, pseudo) => {
+    const total = counts.reduce((sum, value) => sum + value + pseudo, 0);
+    return counts.map((value) => (value + pseudo) / total);
+  };
+  const found = { "1-Gen": shares(one, pseudoCount), "2-Gen": shares(two.slice(current * C, (current + 1) * C), concentration) };
+  if (!chains) return found;
+  const { count, transition, stationary } = chains;
+  /** The mean of the chains' rows of the current state, weighted by exp(log weight). */
+  const mean = (logWeight) => {
+    const logs = Array.from({ length: count }, (_, chain) => logWeight(chain)), most = Math.max(...logs);
+    if (most === -Infinity) return null;
+    const row = new Array(C).fill(0);
+    logs.forEach((log, chain) => {
+      const weight = Math.exp(log - most);
+      for (let next = 0; next < C; next++) row[next] += weight * transition[(chain * C + current) * C + next];
+    });
+    const total = row.reduce((sum, value) => sum + value, 0);
+    return total > 0 ? row.map((value) => value / total) : null;
+  };
+  // 0 log 0 is 0, and a state that a chain never visits rules it out.
+  const evidence = (counts, table, from) => counts.reduce((sum, times, place) => sum + (times ? times * Math.log(table[from + place]) : 0), 0);
+  found["1-Mem"] = mean((chain) => evidence(one, stationary, chain * C));
+  found["2-Mem"] = mean((chain) => Math.log(stationary[chain * C + states[0]]) + evidence(two, transition, chain * C * C));
+  return found;
+}
+
+/** Vectors in their first two principal components, and the components' shares of the variance. */
+function twoComponents(vectors, width) {
+  const mean = new Float64Array(width);
+  for (const vector of vectors) for (let place = 0; place < width; place++) mean[place] += vector[place] / vectors.length;
+  const centred = vectors.map((vector) => Float64Array.from(vector, (value, place) => value - mean[place]));
+  const matrix = Array.from({ length: width }, (_, row) => Float64Array.from({ length: width }, (_, column) =>
+    centred.reduce((sum, vector) => sum + vector[row] * vector[column], 0)));
+  const axes = Array.from({ length: width }, (_, row) => Float64Array.from({ length: width }, (_, column) => +(row === column)));
+  const total = matrix.reduce((sum, row, place) => sum + row[place], 0);
+  // Jacobi's method: each rotation empties one place beside the diagonal, until all are empty.
+  for (let sweep = 0; sweep < 60; sweep++) {
+    let beside = 0;
+    for (let p = 0; p < width; p++) for (let q = p + 1; q < width; q++) beside += matrix[p][q] ** 2;
+    if (beside <= 1e-22 * total ** 2) break;
+    for (let p = 0; p < width; p++)
+      for (let q = p + 1; q < width; q++) {
+        if (matrix[p][q] === 0) continue;
+        const ratio = (matrix[q][q] - matrix[p][p]) / (2 * matrix[p][q]);
+        const tangent = (ratio < 0 ? -1 : 1) / (Math.abs(ratio) + Math.sqrt(ratio * ratio + 1));
+        const cosine = 1 / Math.sqrt(tangent * tangent + 1), sine = tangent * cosine;
+        const turn = (a, b) => [cosine * a - sine * b, sine * a + cosine * b];
+        for (let k = 0; k < width; k++) [matrix[k][p], matrix[k][q]] = turn(matrix[k][p], matrix[k][q]);
+        for (let k = 0; k < width; k++) [matrix[p][k], matrix[q][k]] = turn(matrix[p][k], matrix[q][k]);
+        for (let k = 0; k < width; k++) [axes[k][p], axes[k][q]] = turn(axes[k][p], axes[k][q]);
+      }
+  }
+  const order = Array.from({ length: width }, (_, place) => place).sort((a, b) => matrix[b][b] - matrix[a][a]).slice(0, 2);
+  return {
+    points: centred.map((vector) => order.map((axis) => vector.reduce((sum, value, place) => sum + value * axes[place][axis], 0))),
+    shares: order.map((axis) => (total > 0 ? Math.max(0, matrix[axis][axis]) / total : 0)),
+  };
+}
+
+/** Points turned, and mirrored if need be, so that they come as near to `target` as they can. */
+function alignTo(points, target) {
+  let [xx, xy, yx, yy] = [0, 0, 0, 0];
+  points.forEach(([x, y], place) => {
+    const [u, v] = target[place];
+    xx += x * u; xy += x * v; yx += y * u; yy += y * v;
+  });
+  // The best rotation gains hypot(xx + yy, xy - yx), the best reflection hypot(xx - yy, xy + yx).
+  const mirror = Math.hypot(xx - yy, xy + yx) > Math.hypot(xx + yy, xy - yx) ? -1 : 1;
+  const angle = Math.atan2(xy - mirror * yx, xx + mirror * yy), cosine = Math.cos(angle), sine = Math.sin(angle);
+  return points.map(([x, y]) => [cosine * x - sine * mirror * y, sine * x + cosine * mirror * y]);
+}

@@ -1,0 +1,483 @@
+"""What the paper says, beside what a run shows of it.
+
+The paper is Gibson, Cui and Reddy (2026), arXiv 2604.12151.  Every sentence and verdict is made
+from the run's own cells, traces and results of the theory.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+
+from iclens.circuits.roles import check_roles
+from iclens.lab.recipe import Diversity
+from iclens.phases import PHASES, float_diversity
+from iclens.report.reading import Reading, diversity_text
+from iclens.report.theory import DRAWINGS, RACE_CRITERIA, describe_interval
+
+Verdict = Literal["agrees", "disagrees", "open", "not measured"]
+TWO_POINT = ("G2", "M2")
+ONE_POINT = ("G1", "M1")
+LAW, GAMMA = "N / ln N", 2.0
+"""What the paper finds for the time to 2-Gen, and for the exponent of the switching times."""
+SURE, POSSIBLE = 0.9, 0.05
+"""Akaike weights beyond which a law counts as shown, and as not excluded."""
+SHOWN = 6
+"""Different sequences of phases that are told one by one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, and what a run shows of it."""
+
+    claim: str
+    shows: str
+    verdict: Verdict
+    command: str = ""
+    """What to run to measure it, or what is wanting of it; empty where nothing is, or can be."""
+
+
+def findings(
+    reading: Reading, theory: Mapping[str, xr.Dataset | str], traces: Sequence[xr.Dataset]
+) -> list[Finding]:
+    """Each claim of the paper, with what a run shows of it.
+
+    `theory` has the results that `iclens.report.theory.read_results` finds, `traces` those that
+    `iclens.lab.trace` saved.
+    """
+    found = [
+        _passage(reading),
+        _threshold(reading, theory, "K1*"),
+        _threshold(reading, theory, "K2*"),
+        _order(reading),
+    ]
+    for claim, name, judge in (
+        (
+            "The steps from G2 to M2 diverge as (K2* - K)^-gamma with gamma = 2.",
+            "switching",
+            _switching,
+        ),
+        (
+            "K1* is a race: below it the recognition circuit is learned before the induction head "
+            "has formed.",
+            "race",
+            _race,
+        ),
+        (f"Reduced model: the time to 2-Gen grows with the context as {LAW}.", "growth", _growth),
+        (
+            f"Transformer: the time to 2-Gen grows with the context as {LAW}.",
+            "context",
+            _growth,
+        ),
+        (
+            "K2* is a limit of capacity: it grows with the width d of the task vector and with "
+            "that of the decoder, F.",
+            "memory",
+            _memory,
+        ),
+    ):
+        found.append(_of_theory(reading, theory, claim, name, judge))
+    return [
+        *found,
+        _mechanism(reading, traces, "G2", "2-Gen", "statistical induction head"),
+        _mechanism(reading, traces, "M2", "2-Mem", "task recognition head"),
+    ]
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# --- the cells of the run
+
+
+def _finished(reading: Reading) -> list[dict[str, Any]]:
+    """The rows of the phase map of cells that were trained to the end and had a clear phase."""
+    cells = reading.run.phase_map.cells
+    return [cell for cell in cells if cell["outcome"] == "finished" and cell["phases"]]
+
+
+def _none_finished(claim: str, reading: Reading) -> Finding:
+    text = "No cell that was trained to the end has a clear phase."
+    return Finding(claim, text, "not measured", _more_cells(reading))
+
+
+def _more_cells(reading: Reading) -> str:
+    """The command that trains what is left to train, if anything is."""
+    left = any(cell.status != "done" for cell in reading.run.cells)
+    return reading.run.resume_command if left else ""
+
+
+def _passage(reading: Reading) -> Finding:
+    claim = (
+        "In training, models pass through four phases, from one-point (G1, M1) to two-point "
+        "statistics (G2, M2)."
+    )
+    cells = _finished(reading)
+    if not cells:
+        return _none_finished(claim, reading)
+    paths = Counter(" → ".join(cell["phases"]) for cell in cells)
+    told = ", ".join(f"{path} ({number})" for path, number in paths.most_common(SHOWN))
+    rest = sum(paths.values()) - sum(number for _, number in paths.most_common(SHOWN))
+    back = sum(
+        any(a in TWO_POINT and b in ONE_POINT for a, b in pairwise(cell["phases"]))
+        for cell in cells
+    )
+    risen = sum(
+        cell["phases"][0] in ONE_POINT and cell["phases"][-1] in TWO_POINT for cell in cells
+    )
+    wanting = [phase for phase in PHASES if not any(phase in cell["phases"] for cell in cells)]
+    shows = (
+        f"{_count(len(cells), 'finished cell')}: {told}{f', {rest} others' if rest else ''}. "
+        f"{risen} went from one-point to two-point statistics, {back} from a two-point phase back "
+        f"to a one-point phase. "
+        + (f"Not seen: {', '.join(wanting)}." if wanting else "All four phases are seen.")
+    )
+    if back:
+        return Finding(claim, shows, "disagrees")
+    return Finding(claim, shows, "open" if wanting or risen < len(cells) else "agrees")
+
+
+def _threshold(
+    reading: Reading, theory: Mapping[str, xr.Dataset | str], name: Literal["K1*", "K2*"]
+) -> Finding:
+    claim = {
+        "K1*": "Below a diversity K1*, memory comes without a visit to the induction head (G2).",
+        "K2*": "Training ends in memory (M2) below a diversity K2*, and not above it.",
+    }[name]
+    cells = _finished(reading)
+    if not cells:
+        return _none_finished(claim, reading)
+    threshold = reading.run.phase_map.thresholds[name]
+    told = [_between(name, threshold["bracket"] or [None, None])]
+    mixed = [
+        str(entry["seed"])
+        for entry in threshold["per_seed"]
+        if not _monotone(reading.run.phase_map.outcomes(name, entry["seed"]))
+    ]
+    if mixed:
+        told.append(f"The outcome is not monotone in K for seed {', '.join(mixed)}.")
+    # Where neither end is known for any seed, the outcome falls with K in all of them.
+    verdict: Verdict = "open" if threshold["bracket"] else "disagrees"
+    if threshold["bracket"] and not _open(threshold["bracket"]):
+        if name == "K1*":
+            side, want = [cell for cell in cells if "G2" not in cell["phases"]], "M2"
+            told.append("Of the cells that never visit G2, {} of {} end in M2.")
+        else:
+            side, want = [cell for cell in cells if cell["phases"][-1] != "M2"], "G2"
+            told.append("Of the cells that do not end in M2, {} of {} end in G2.")
+        ends = sum(cell["phases"][-1] == want for cell in side)
+        told[-1] = told[-1].format(ends, len(side))
+        verdict = "agrees" if ends == len(side) else "open"
+    if name == "K2*":
+        last = max(cell["final_step"] for cell in cells)
+        told.append(f"This is after {last:,} steps; longer training can only raise it.")
+    key, command = name.rstrip("*"), ""
+    fit = theory.get(key)
+    if isinstance(fit, str):
+        told.append(f"The saved fit cannot be read: {fit}.")
+        command = _theory_command(reading, key)
+    elif fit is not None:
+        interval = describe_interval(*fit.fit.values[0, :3].tolist())
+        told.append(f"Fitted to {_fitted_to(reading, fit)}: {interval}.")
+    return Finding(claim, " ".join(told), verdict, command)
+
+
+def _fitted_to(reading: Reading, fit: xr.Dataset) -> str:
+    """How many runs a fit stands on, and whether some are not cells of this run."""
+    places = set(zip(fit.chains.values.tolist(), fit.seed.values.tolist(), strict=True))
+    strange = places - {(cell.chains, cell.seed) for cell in reading.run.cells}
+    return _count(fit.sizes["run"], "cell") + (" (not all of this run)" if strange else "")
+
+
+def _between(name: str, bracket: Sequence[Diversity | None]) -> str:
+    low, high = (None if end is None else diversity_text(end) for end in bracket)
+    if low is None and high is None:
+        return f"No K brackets {name}."
+    if low is None:
+        return f"{name} ≤ {high}."
+    return f"{name} > {low}." if high is None else f"{low} < {name} ≤ {high}."
+
+
+def _open(bracket: Sequence[Diversity | None]) -> bool:
+    """Whether an end is open: fresh chains are no number of chains to lie below."""
+    return any(end is None or end == "infinite" for end in bracket)
+
+
+def _monotone(outcomes: Sequence[tuple[int | str, bool]]) -> bool:
+    return all(a <= b for (_, a), (_, b) in pairwise(outcomes))
+
+
+def _order(reading: Reading) -> Finding:
+    claim = "K1* is below K2*: between them, models visit the induction head and then remember."
+    if not _finished(reading):
+        return _none_finished(claim, reading)
+    first, second = (
+        {entry["seed"]: (entry["low"], entry["high"]) for entry in threshold["per_seed"]}
+        for threshold in reading.run.phase_map.thresholds.values()
+    )
+    before = sum(_at_most(first[seed][1], second[seed][0]) for seed in first)
+    after = sum(_at_most(second[seed][1], first[seed][0]) for seed in first)
+    shows = " ".join(
+        _between(name, threshold["bracket"] or [None, None])
+        for name, threshold in reading.run.phase_map.thresholds.items()
+    )
+    shows += f" K1* lies surely below K2* for {before} of {_count(len(first), 'seed')}"
+    shows += f", surely above it for {after}."
+    if after:
+        return Finding(claim, shows, "disagrees")
+    return Finding(claim, shows, "agrees" if before == len(first) else "open")
+
+
+def _at_most(high: Diversity | None, low: Diversity | None) -> bool:
+    """Whether a threshold of at most `high` is surely below one above `low`."""
+    if high is None or low is None or high == "infinite":
+        return False
+    return float_diversity(high) <= float_diversity(low)
+
+
+# --- results of the theory
+
+
+def _of_theory(
+    reading: Reading,
+    theory: Mapping[str, xr.Dataset | str],
+    claim: str,
+    name: str,
+    judge: Callable[[xr.Dataset], tuple[str, Verdict]],
+) -> Finding:
+    """A claim that one result decides."""
+    result = theory.get(name, "")
+    if isinstance(result, str):
+        command = _theory_command(reading, name)
+        text = f"The result cannot be read: {result}." if result else "Not computed for this run."
+        return Finding(claim, text, "not measured", command)
+    shows, verdict = judge(result)
+    if name == "switching":
+        shows = f"{shows} Fitted to {_fitted_to(reading, result)}."
+    return Finding(claim, shows, verdict)
+
+
+def _theory_command(reading: Reading, name: str) -> str:
+    path = reading.run.path
+    arguments = DRAWINGS[name].command.format(
+        run=shlex.quote(str(path)), out=shlex.quote(str(path / "theory"))
+    )
+    return f"iclens theory {arguments}"
+
+
+def _switching(table: xr.Dataset) -> tuple[str, Verdict]:
+    (k2, k2_low, k2_high), (gamma, low, high) = table.fit.values[:, :3].tolist()
+    censored = int(np.isinf(table.time.values).sum())
+    shows = (
+        f"gamma = {describe_interval(gamma, low, high)}, "
+        f"K2* = {describe_interval(k2, k2_low, k2_high)}; {censored} of {table.sizes['run']} cells "
+        "had not turned by the end."
+    )
+    if low > GAMMA or high < GAMMA:
+        return shows, "disagrees"
+    # At gamma = 0 nothing diverges; the fit looks no further down.
+    closed = math.isfinite(low) and low > 0 and math.isfinite(high)
+    return shows, "agrees" if closed else "open"
+
+
+def _race(result: xr.Dataset) -> tuple[str, Verdict]:
+    told, verdicts = [], []
+    observed = _threshold_of(result, "observed")
+    for name in RACE_CRITERIA:
+        here = _threshold_of(result, name)
+        text = here if isinstance(here, str) else describe_interval(*here)
+        if name == "observed":
+            told.append(f"K1* of the whole model: {text}")
+            continue
+        right = int((result[f"visits: {name}"] == result["visits: observed"]).sum())
+        told.append(
+            f"predicted by {name}: {text}, right for {right} of {result.sizes['run']} models"
+        )
+        verdicts.append(_meet(here, observed))
+    shows = "; ".join(told) + "."
+    # The circuits race if one way of timing them foretells K1*.
+    for verdict in ("agrees", "open"):
+        if verdict in verdicts:
+            return shows, verdict
+    return shows, "disagrees"
+
+
+def _threshold_of(result: xr.Dataset, criterion: str) -> str | tuple[float, float, float]:
+    """K1* with its interval, or why there is none."""
+    found = result.attrs.get(f"K1* {criterion}", "unknown")
+    if isinstance(found, str):
+        return found
+    value, low, high = (float(part) for part in found)
+    return value, low, high
+
+
+def _meet(
+    one: str | tuple[float, float, float], other: str | tuple[float, float, float]
+) -> Verdict:
+    """Whether two intervals overlap; an open end, or a value that is not there, leaves it open."""
+    if isinstance(one, str) or isinstance(other, str):
+        return "open"
+    ends = [*one[1:], *other[1:]]
+    low = max(-math.inf if math.isnan(end) else end for end in ends[::2])
+    high = min(math.inf if math.isnan(end) else end for end in ends[1::2])
+    if low > high:
+        return "disagrees"
+    return "agrees" if np.isfinite(ends).all() else "open"
+
+
+def _growth(table: xr.Dataset) -> tuple[str, Verdict]:
+    """By the Akaike weights of the laws, with or without a delay, whichever does better."""
+    families = {
+        prefix: float(table[f"{prefix}aic"].values.min())
+        for prefix in ("", "delayed_")
+        if f"{prefix}aic" in table
+    }
+    family = min(families, key=lambda prefix: families[prefix])
+    laws = table.law.values.tolist()
+    ours = laws.index(LAW)
+    told = []
+    for prefix in families:
+        weights = table[f"{prefix}weight"].values
+        best = int(weights.argmax())
+        text = f"{'with' if prefix else 'without'} a delay {laws[best]} (weight {weights[best]:.2g}"
+        told.append(text + (")" if best == ours else f"; {LAW}: {weights[ours]:.2g})"))
+    a, error, delay, weight = (
+        float(table[f"{family}{part}"].values[ours]) for part in ("a", "error", "delay", "weight")
+    )
+    contexts = table.context.values
+    start = f"{delay:.3g} + " if family else ""
+    shows = (
+        f"{_count(len(contexts), 'time')} at N = {contexts.min()} to {contexts.max()}. Best of "
+        f"{len(laws)} laws: {', '.join(told)}. Here {start}{a:.3g} ± {error:.2g} {LAW}."
+    )
+    if "counts" in table:
+        late, lost = table.counts.sum("study").values[1:].tolist()
+        if late or lost:
+            shows += f" Left out: {late} models that came too late, {lost} lost."
+    if weight > SURE and a > 2 * error:
+        return shows, "agrees"
+    return shows, "disagrees" if weight < POSSIBLE else "open"
+
+
+def _memory(result: xr.Dataset) -> tuple[str, Verdict]:
+    told = []
+    rises, falls = [], 0
+    for axis, symbol in (("width", "d"), ("hidden", "F")):
+        rise = fall = undecided = 0
+        for (low, high), (next_low, next_high) in _brackets_along(result, axis):
+            if high <= next_low:
+                rise += 1
+            elif next_high <= low:
+                fall += 1
+            else:
+                undecided += 1
+        rises.append(rise)
+        falls += fall
+        told.append(
+            f"with {symbol} it rises in {rise} of {_count(rise + fall + undecided, 'pair')} and "
+            f"falls in {fall}"
+        )
+    known = np.isfinite(result.K2.values).any(0)
+    shows = (
+        f"K2* is bracketed at {known.sum()} of {known.size} pairs of d and F, after "
+        f"{int(result.attrs['steps']):,} steps. Between two of them, {', '.join(told)}; in the "
+        "others the brackets overlap."
+    )
+    if falls:
+        return shows, "disagrees"
+    return shows, "agrees" if all(rises) else "open"
+
+
+def _brackets_along(
+    result: xr.Dataset, axis: str
+) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+    """Brackets of K2* at a smaller and a larger size, all else equal; open ends are infinite."""
+    table = result.K2.transpose(axis, ..., "end").sortby(axis).values
+    for low_row, high_row in combinations(table, 2):
+        for pair in zip(low_row.tolist(), high_row.tolist(), strict=True):
+            if all(np.isfinite(bracket).any() for bracket in pair):
+                (a, b), (c, d) = (
+                    (
+                        -math.inf if math.isnan(low) else low,
+                        math.inf if math.isnan(high) else high,
+                    )
+                    for low, high in pair
+                )
+                yield (a, b), (c, d)
+
+
+# --- traces
+
+
+def _mechanism(
+    reading: Reading, traces: Sequence[xr.Dataset], phase: str, reference: str, hypothesis: str
+) -> Finding:
+    """Whether a hypothesis passes wherever a phase is clear, over all traced checkpoints."""
+    claim = f"{reference} is carried out by a {hypothesis}."
+    inside: dict[tuple[str, int, int], list[str]] = {}
+    outside: dict[tuple[str, int, int], list[str]] = {}
+    for trace in traces:
+        names = [name for name in trace.criterion.values.tolist() if _is_of(name, hypothesis)]
+        if not names or "phase" not in trace:
+            continue
+        holds = trace.criterion_holds.sel(criterion=names).transpose("step", "criterion").values
+        for place, step in enumerate(trace.step.values.tolist()):
+            # A checkpoint may be in several traces.
+            at = (str(trace.attrs["chains"]), int(trace.attrs["seed"]), int(step))
+            clear = bool(trace.clear.values[place]) and trace.phase.values[place] == phase
+            failed = [name for name, ok in zip(names, holds[place], strict=True) if not ok]
+            (inside if clear else outside)[at] = failed
+    if not inside:
+        return _not_traced(reading, claim, phase)
+    passes = sum(not failed for failed in inside.values())
+    elsewhere = sum(not failed for failed in outside.values())
+    cells = len({(chains, seed) for chains, seed, _ in inside})
+    shows = (
+        f"The hypothesis passes at {passes} of {_count(len(inside), 'traced checkpoint')} in "
+        f"{phase}, of {_count(cells, 'model')}"
+    )
+    shows += f"; at {elsewhere} of {len(outside)} in other phases." if outside else "."
+    lacking = Counter(name for failed in inside.values() for name in failed)
+    if lacking:
+        (name, number), *_ = lacking.most_common(1)
+        shows += f' Most often wanting ({number}): "{name.partition(": ")[2]}".'
+    if passes == len(inside):
+        return Finding(claim, shows, "agrees")
+    return Finding(claim, shows, "open" if passes else "disagrees")
+
+
+def _is_of(criterion: str, hypothesis: str) -> bool:
+    return criterion.startswith(f"{hypothesis}: ")
+
+
+def _not_traced(reading: Reading, claim: str, phase: str) -> Finding:
+    """What to trace: of the cells that end in a phase, or else visit it, the plainest."""
+    try:
+        check_roles(reading.run.recipe.model)
+    except ValueError as error:
+        return Finding(claim, f"{_sentence(str(error))}.", "not measured")
+    cells = [cell for cell in _finished(reading) if phase in cell["phases"]]
+    if not cells:
+        text = f"No finished cell of this run is clearly in {phase} at any time."
+        return Finding(claim, text, "not measured", _more_cells(reading))
+    ending = [cell for cell in cells if cell["phases"][-1] == phase]
+    # Generalising is plainest at many chains; a memory is so where it was not first a count.
+    direct = [cell for cell in ending if "G2" not in cell["phases"]] if phase == "M2" else []
+    cell = (direct or ending or cells)[-1]
+    run, chains, seed = str(reading.run.path), str(cell["chains"]), str(cell["seed"])
+    command = ["iclens", "trace", run, "--chains", chains, "--seed", seed, "--step", "all"]
+    text = f"No checkpoint in {phase} is traced."
+    return Finding(claim, text, "not measured", shlex.join(command))
