@@ -19,8 +19,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from iclens.lab.cell import RESULTS, Cell, curves_dataset
 from iclens.lab.files import checksum, tree_to_arrays, write_arrays
 from iclens.lab.recipe import Diversity, Recipe, SweepConfig, TaskConfig
+from iclens.lab.store import Run, open_run
 from iclens.phases import position_bins
 from iclens.predictors import PREDICTORS
+from iclens.report import write_report
 from iclens.training import TrainingConfig
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -172,7 +174,11 @@ def write_cell(cell: Cell, status: str) -> None:
     curves = curves_dataset({**measured, "step": np.array(steps)}, cell.recipe.task.context)
     curves = curves.assign_attrs(chains=cell.chains, seed=cell.seed, outcome=outcome)
     curves.to_netcdf(cell.path / "curves.nc", engine="h5netcdf")
-    write_arrays(cell.path / "checkpoints.safetensors", {**weights, "step": np.array(steps)})
+    kept = [*range(0, len(steps) - 1, 6), len(steps) - 1]  # which is enough, and soon written
+    checkpoints = {name: array[kept] for name, array in weights.items()}
+    write_arrays(
+        cell.path / "checkpoints.safetensors", {**checkpoints, "step": np.array(steps)[kept]}
+    )
     write_arrays(cell.path / "state.safetensors", {"step": np.array(steps[-1])})
     checksums = {name: checksum(cell.path / name) for name in RESULTS}
     if status == "damaged":
@@ -184,6 +190,21 @@ def write_cell(cell: Cell, status: str) -> None:
 def saved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a complete run of 8 values of K and 2 seeds."""
     return write_run(tmp_path_factory.mktemp("runs") / "demo")
+
+
+@pytest.fixture(scope="session")
+def report(saved_run: Path) -> Path:
+    """The page of that run."""
+    return write_report(open_run(saved_run))
+
+
+@pytest.fixture(scope="session")
+def first_release(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that the first release made (see tests/data), with its page."""
+    path = tmp_path_factory.mktemp("runs") / "first_release"
+    shutil.copytree(Path(__file__).parents[1] / "data" / "first_release", path)
+    write_report(open_run(path))
+    return open_run(path)
 
 
 @pytest.fixture(scope="session")

@@ -20,11 +20,6 @@ HOSTILE = "<img src=x onerror=alert(1)>\N{RIGHT-TO-LEFT OVERRIDE}名前 " + "lon
 
 
 @pytest.fixture(scope="session")
-def report(saved_run: Path) -> Path:
-    return write_report(open_run(saved_run))
-
-
-@pytest.fixture(scope="session")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run with every kind of cell."""
     statuses = {
@@ -76,7 +71,7 @@ def test_the_page_of_a_real_run(open_page: Open, tiny_run: Run, tmp_path: Path) 
     provenance = page.locator(".provenance").first.inner_text()
     assert "revision" in provenance
     assert "[train]" not in provenance  # the recipe, which is shown beside it
-    shown = page.locator(".scroll table").inner_text()
+    shown = page.locator("#cells table").inner_text()
     for cell in run.phase_map.cells:
         for phase, step in zip(cell["phases"], cell["steps"], strict=True):
             assert f"{phase} {step:,}" in " ".join(shown.split())
@@ -110,7 +105,7 @@ def test_curves_are_the_saved_ones(open_page: Open, report: Path, saved_run: Pat
 def test_choosing_a_model_changes_the_curves(open_page: Open, report: Path) -> None:
     page = open_page(report)
     before = curves(page, "distances")
-    page.locator('#row-0 .heat[data-step="20"]').click()
+    page.locator('#map-row-0 .heat[data-step="20"]').click()
     assert page.locator("#story b").inner_text() == "K = 2, seed 0"
     clicked = curves(page, "distances")
     assert clicked != before
@@ -134,13 +129,13 @@ def test_hovering_and_arrow_keys_tell_what_a_cell_is(
     page = open_page(report)
     saved = open_run(saved_run).cell(2, 0).curves
     assert saved is not None
-    page.locator('#row-0 .heat[data-step="30"]').hover()
+    page.locator('#map-row-0 .heat[data-step="30"]').hover()
     tip = page.locator("#tip").inner_text()
     step = int(saved.step[30])
     assert f"K = 2, seed 0, step {step:,}" in tip
     assert tip.startswith(str(saved.phase.values[30]))
     assert f"{100 * float(saved.composition[30].max()):.0f} %" in tip
-    page.locator('#row-0 .heat[data-step="10"]').click()
+    page.locator('#map-row-0 .heat[data-step="10"]').click()
     page.locator("#map > svg").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
@@ -213,7 +208,7 @@ def test_nothing_is_wider_than_the_window(
     page = open_page({"complete": report, "broken": broken_report}[which], width)
     page.wait_for_selector("#losses .scatterlayer", state="attached")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate("document.querySelector('.scroll').scrollWidth") <= width
+    assert page.evaluate("document.getElementById('cells').scrollWidth") <= width
     boxes = (
         "[...document.querySelectorAll('#map *, .chart svg')].map(e => e.getBoundingClientRect())"
     )
@@ -225,7 +220,7 @@ def test_map_follows_the_window(open_page: Open, report: Path) -> None:
     page.set_viewport_size({"width": 500, "height": 900})
     until(
         page,
-        "document.querySelector('#row-0 .heat:last-of-type').getBoundingClientRect().right < 500",
+        "document.querySelector('#map-row-0').getBoundingClientRect().right < 500",
     )
 
 
@@ -241,7 +236,7 @@ def test_dark_mode(open_page: Open, report: Path) -> None:
     light.emulate_media(color_scheme="dark")
     until(light, f"{ink} === '{dark.evaluate(ink)}'")
     # The phases keep their colours.
-    fill = "document.querySelector('#row-0 .heat:last-of-type').getAttribute('fill')"
+    fill = "document.querySelector('#map-row-0 .heat:last-of-type').getAttribute('fill')"
     assert light.evaluate(fill) == dark.evaluate(fill)
 
 
@@ -285,7 +280,7 @@ def test_page_says_what_is_missing_and_how_to_get_it(
     assert "does not match its checksum" in notice
     command = page.locator(".notice code").inner_text()
     assert command == f"iclens run {broken.path}/recipe.toml --out {broken.path}"
-    assert "diverged at step 645" in page.locator(".scroll table").inner_text()
+    assert "diverged at step 645" in page.locator("#cells table").inner_text()
     page.locator("#choose-chains").select_option("32")
     assert page.locator("#story").inner_text() == "K = 32, seed 0: failed"
     assert page.locator("#curves").is_hidden()

@@ -37,7 +37,7 @@ def write_report(run: Run) -> Path:
 def compare(runs: Sequence[Run], path: Path) -> Path:
     """Write runs side by side, one offline page, to `path`; returns it."""
     with held_back():
-        from iclens.report.compare import write_comparison
+        from iclens.report.comparison import write_comparison
 
     return write_comparison(runs, path)
 

@@ -153,7 +153,7 @@ def cell_blocks(reading: Reading) -> list[str]:
         if trace is not None:
             arrays |= _trace(trace)
         ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        content = safetensors.numpy.save(ordered, metadata)
+        content = safetensors.numpy.save(ordered, metadata or None)
         blocks.append(b64encode(gzip.compress(content, 6, mtime=0)).decode())
     return blocks
 

@@ -138,7 +138,8 @@ def symbols(text: str) -> str:
 
 def brackets(reading: Reading) -> str:
     shown = " and ".join(symbol(bracket.name) for bracket in reading.brackets)
-    return shown and f"Brackets on the right: the K between which {shown} must lie."
+    fits = " Dots and bands: fitted values with their 95 % intervals." if reading.fits else ""
+    return shown and f"Brackets on the right: the K between which {shown} must lie.{fits}"
 
 
 def thresholds(reading: Reading) -> str:
@@ -280,7 +281,7 @@ def claims(reading: Reading) -> str:
     """What the paper says beside what this run shows."""
     found = findings(reading, read_results(reading.run.path / "theory"), [*reading.traces.values()])
     rows = "".join(
-        f'<tr><td>{symbols(escape(finding.claim))}</td><td>{symbols(escape(finding.shows))}'
+        f"<tr><td>{symbols(escape(finding.claim))}</td><td>{symbols(escape(finding.shows))}"
         + (f" <code>{escape(finding.command)}</code>" if finding.command else "")
         + f'</td><td class="verdict {finding.verdict.split()[0]}">{finding.verdict}</td></tr>'
         for finding in found

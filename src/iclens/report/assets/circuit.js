@@ -7,7 +7,7 @@ function circuitGraph(senders, edges, kl, kept, tint) {
     const inside = [...senders, "out"].filter((node) => node.split(".")[0] === column);
     inside.forEach((node, row) => { place[node] = { x: 55 + 110 * turn, y: 150 + 96 * (row - (inside.length - 1) / 2) }; });
   });
-  const ys = Object.values(place).map(({ y }) => y), top = Math.min(...ys) - 110, bottom = Math.max(...ys) + 100;
+  const ys = Object.values(place).map(({ y }) => y), top = Math.min(...ys) - 140, bottom = Math.max(...ys) + 140;
   const figure = svg("svg", { viewBox: `0 ${top} ${width} ${bottom - top}`, role: "img", "aria-label": `Circuit: ${edges.filter((_, edge) => kept[edge]).join(", ")}` });
   const most = Math.max(...kl, 1e-12);
   const order = edges.map((_, edge) => edge).sort((a, b) => kept[a] - kept[b]);

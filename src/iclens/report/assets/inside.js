@@ -192,8 +192,8 @@ function insideModels({ axis, cells, phases }, model, plain) {
     plane.points.forEach(([x, y], sequence) => figure.append(
       svg("circle", { cx: spot(x).toFixed(1), cy: spot(-y).toFixed(1), r: 4, fill: `hsl(${45 * index[sequence]} 70% ${index[sequence] % 2 ? 42 : 56}%)` },
         svg("title", {}, `chain ${index[sequence] + 1}`))));
-    figure.append(svg("text", { x: 300, y: 154, class: "quiet", "text-anchor": "end" }, `first component, ${percent(plane.shares[0])}`),
-      svg("text", { x: 165, y: 18, class: "quiet" }, `second, ${percent(plane.shares[1])}`));
+    figure.append(svg("text", { x: 160, y: 317, class: "quiet", "text-anchor": "middle" }, `first component, ${percent(plane.shares[0])} of the variance`),
+      svg("text", { x: -160, y: 12, class: "quiet", "text-anchor": "middle", transform: "rotate(-90)" }, `second component, ${percent(plane.shares[1])}`));
     byId("plane").replaceChildren(figure);
   }
 

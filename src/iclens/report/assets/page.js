@@ -101,6 +101,7 @@ for (const select of [chooseChains, chooseSeed])
 for (const form of document.querySelectorAll("form")) form.addEventListener("submit", (event) => event.preventDefault());
 
 follow();
+performance.mark("map");
 window.addEventListener("hashchange", follow);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => choose(chosen));
 // What is heavy comes last in the file, compressed, so that the map need not wait for it.

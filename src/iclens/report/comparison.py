@@ -51,12 +51,11 @@ def render_comparison(runs: Sequence[Run]) -> str:
         css=asset("page.css") + asset("pictures.css"),
         count=len(runs),
         maps="".join(
-            f'<section class="run" aria-labelledby="run-{place}">'
-            f'<h3 id="run-{place}"><bdi>{escape(name)}</bdi></h3>'
+            f'<div class="run"><h3><bdi>{escape(name)}</bdi></h3>'
             f'<p class="facts">{escape(sections.facts(reading.run))}</p>'
             f'<ul class="counts" aria-label="Cells of the run">{sections.counts(reading)}</ul>'
             f'<div id="map-{place}" class="map"></div>'
-            f'<div id="now-{place}" class="now"></div></section>'
+            f'<div id="now-{place}" class="now"></div></div>'
             for place, (name, reading) in enumerate(zip(names, readings, strict=True))
         ),
         legend=sections.legend(),
