@@ -394,10 +394,10 @@ print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 """
     peak = [
         int(subprocess.run([sys.executable, "-c", script, str(count)], **CAPTURED).stdout) / 2**20
-        for count in (64, 768)
+        for count in (64, 384)
     ]
     assert max(peak) < 2  # GiB
-    assert peak[1] < peak[0] + 0.2
+    assert peak[1] < peak[0] + 0.1  # what 25 edges carry of 320 more sequences is 0.24
 
 
 # --- nodes, tables and errors

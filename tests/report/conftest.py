@@ -22,7 +22,8 @@ from iclens.lab.recipe import Diversity, Recipe, SweepConfig, TaskConfig
 from iclens.lab.store import Run, open_run
 from iclens.phases import position_bins
 from iclens.predictors import PREDICTORS
-from iclens.report import write_report
+from iclens.report.page import write_page
+from iclens.report.reading import Reading
 from iclens.training import TrainingConfig
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -195,7 +196,7 @@ def saved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def report(saved_run: Path) -> Path:
     """The page of that run."""
-    return write_report(open_run(saved_run))
+    return write_page(Reading(open_run(saved_run)))
 
 
 @pytest.fixture(scope="session")
@@ -203,7 +204,7 @@ def first_release(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that the first release made (see tests/data), with its page."""
     path = tmp_path_factory.mktemp("runs") / "first_release"
     shutil.copytree(Path(__file__).parents[1] / "data" / "first_release", path)
-    write_report(open_run(path))
+    write_page(Reading(open_run(path)))
     return open_run(path)
 
 

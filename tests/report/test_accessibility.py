@@ -10,7 +10,9 @@ from playwright.sync_api import Page
 
 from conftest import Open, write_run
 from iclens.lab.store import Run, open_run
-from iclens.report import compare, write_report
+from iclens.report import compare
+from iclens.report.page import write_page
+from iclens.report.reading import Reading
 
 
 def findings(page: Page) -> list[str]:
@@ -37,7 +39,7 @@ def test_the_page_has_no_findings(
 def test_what_is_missing_and_comparisons_have_none_either(open_page: Open, tmp_path: Path) -> None:
     statuses = {(8, 0): "failed", (32, 0): "unfinished"}
     run = open_run(write_run(tmp_path / "run", (8, 32), (0,), statuses))
-    page = open_page(write_report(run))
+    page = open_page(write_page(Reading(run)))
     page.wait_for_selector("#predictions tbody tr")
     assert findings(page) == []
     assert findings(open_page(compare([run, run], tmp_path / "c.html"))) == []

@@ -14,7 +14,7 @@ from playwright.sync_api import Page
 from conftest import Open, until, write_run
 from iclens.lab.store import Run, open_run
 from iclens.predictors import reference_predictors
-from iclens.report import write_report
+from iclens.report.page import write_page
 from iclens.report.payload import SHOWN_SEQUENCES, kept_steps
 from iclens.report.reading import Reading
 from iclens.transformer import forward
@@ -202,7 +202,7 @@ def test_a_page_without_room_says_so(
 ) -> None:
     for name in ("WEIGHTS_BYTES", "WEIGHTS_BYTES_A_CELL", "CHAINS_BYTES"):
         monkeypatch.setattr(f"iclens.report.payload.{name}", 0)
-    page = open_page(write_report(open_run(write_run(tmp_path / "run", (8,), (0,)))))
+    page = open_page(write_page(Reading(open_run(write_run(tmp_path / "run", (8,), (0,))))))
     until(page, "document.getElementById('inside-note').innerText.includes('no parameters')")
     assert page.locator("#inside").is_hidden()
 
@@ -212,7 +212,8 @@ def test_chain_sets_that_do_not_fit_are_left_out(
 ) -> None:
     monkeypatch.setattr("iclens.report.payload.CHAINS_BYTES", 4 * 16 * 8)
     page = open_page(
-        write_report(open_run(write_run(tmp_path / "run", (8, 64), (0,)))), view="#K=64&seed=0"
+        write_page(Reading(open_run(write_run(tmp_path / "run", (8, 64), (0,))))),
+        view="#K=64&seed=0",
     )
     page.wait_for_selector("#predictions tbody tr")
     assert list(shown_predictions(page)) == ["model", "1-Gen", "2-Gen"]
@@ -226,7 +227,7 @@ def test_two_hundred_cells_are_a_small_page_that_is_soon_there(
     open_page: Open, tmp_path: Path
 ) -> None:
     chains = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-    path = write_report(open_run(write_run(tmp_path / "run", chains, range(20))))
+    path = write_page(Reading(open_run(write_run(tmp_path / "run", chains, range(20)))))
     assert path.stat().st_size < 40e6
     page = open_page(path, view="#K=1024&seed=19")
     # The map is there before the rest of the file is.

@@ -15,6 +15,8 @@ from playwright.sync_api import Page
 from conftest import Open, until, write_run
 from iclens.lab.store import Run, open_run
 from iclens.report import write_report
+from iclens.report.page import write_page
+from iclens.report.reading import Reading
 
 HOSTILE = "<img src=x onerror=alert(1)>\N{RIGHT-TO-LEFT OVERRIDE}名前 " + "long" * 30
 
@@ -35,7 +37,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def broken_report(broken: Run) -> Path:
-    return write_report(broken)
+    return write_page(Reading(broken))
 
 
 def evaluations(run: Run) -> int:
@@ -245,7 +247,7 @@ def test_hostile_names_are_text(open_page: Open, tmp_path: Path) -> None:
     write_run(path, (8,), (0, 1), {(8, 1): "missing"})
     provenance = {"invocations": [{"device": "</dl><script>alert(3)</script>"}]}
     (path / "provenance.json").write_text(json.dumps(provenance), "utf-8")
-    page = open_page(write_report(open_run(path)), 400)
+    page = open_page(write_page(Reading(open_run(path))), 400)
     page.wait_for_selector("#losses .scatterlayer", state="attached")
     assert page.locator("h1").inner_text() == HOSTILE
     assert page.title() == f"{HOSTILE} · iclens"
@@ -257,7 +259,7 @@ def test_hostile_names_are_text(open_page: Open, tmp_path: Path) -> None:
 
 def test_names_that_are_no_text_are_shown_with_question_marks(tmp_path: Path) -> None:
     path = write_run(tmp_path / "caf\udce9", (8,), (0,))
-    assert "<bdi>caf?</bdi>" in write_report(open_run(path)).read_text("utf-8")
+    assert "<bdi>caf?</bdi>" in write_page(Reading(open_run(path))).read_text("utf-8")
 
 
 def test_page_says_what_is_missing_and_how_to_get_it(
@@ -298,7 +300,7 @@ def test_infinite_chains_have_no_memorising_references(
 @pytest.mark.parametrize("status", ["done", "missing"])
 def test_run_of_one_cell(open_page: Open, tmp_path: Path, status: str) -> None:
     run = open_run(write_run(tmp_path / "one", (16,), (3,), {(16, 3): status}))
-    page = open_page(write_report(run))
+    page = open_page(write_page(Reading(run)))
     assert page.locator("#map .row").count() == 1
     assert page.locator("#map .heat").count() == evaluations(run)
     assert page.locator("#seed-label").is_hidden()
