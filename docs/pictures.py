@@ -20,7 +20,7 @@ Scheme = Literal["light", "dark"]
 PICTURES: dict[str, tuple[str, str, int, Scheme]] = {
     # file: part of the page, place that is looked at, width of the window, colour scheme
     "task": (".task", "", 1120, "light"),
-    "map": ("#map", "K=16&seed=0&step=1040", 1120, "light"),
+    "map": ("#map", "K=16&seed=0", 1120, "light"),
     "phases": (".phases", "", 1120, "light"),
     "model": ("#curves", "K=16&seed=0&step=1040", 1120, "light"),
     "inside": ("#inside", "K=512&seed=0&step=6000", 1120, "light"),

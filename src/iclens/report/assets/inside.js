@@ -225,7 +225,7 @@ function insideModels({ axis, cells, phases }, model, plain) {
     byId("verdicts").replaceChildren(...[...tables].map(([hypothesis, criteria]) => {
       const passes = criteria.every(([, yes]) => yes);
       return html("div", {}, html("h4", {}, `${hypothesis[0].toUpperCase()}${hypothesis.slice(1)}: `, html("span", { class: passes ? "yes" : "no" }, passes ? "pass" : "fail")),
-        html("ul", {}, ...criteria.map(([text, yes, found, least]) => html("li", {}, html("span", { class: yes ? "yes" : "no" }, yes ? "yes" : "no"), ` ${text} (${found.toFixed(2)}, must exceed ${least.toFixed(2)})`))));
+        html("ul", {}, ...criteria.map(([text, yes, found, least]) => html("li", {}, html("span", { class: yes ? "yes" : "no" }, yes ? "yes" : "no"), ` ${text} (${found.toFixed(3)}, must exceed ${least.toFixed(3)})`))));
     }));
   }
 
