@@ -237,6 +237,10 @@ def test_dark_mode(open_page: Open, report: Path) -> None:
     assert light.evaluate(ink) != dark.evaluate(ink)
     light.emulate_media(color_scheme="dark")
     until(light, f"{ink} === '{dark.evaluate(ink)}'")
+    # What is printed from a dark screen is dark on paper.
+    dark.emulate_media(media="print")
+    until(dark, f"{ink} === '#1b1f24'")
+    assert dark.evaluate(background) == "rgb(255, 255, 255)"
     # The phases keep their colours.
     fill = "document.querySelector('#map-row-0 .heat:last-of-type').getAttribute('fill')"
     assert light.evaluate(fill) == dark.evaluate(fill)

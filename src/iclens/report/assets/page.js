@@ -103,7 +103,9 @@ for (const form of document.querySelectorAll("form")) form.addEventListener("sub
 follow();
 performance.mark("map");
 window.addEventListener("hashchange", follow);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => choose(chosen));
+// Charts and patterns are drawn in colours of their own; paper is light.
+for (const medium of ["(prefers-color-scheme: dark)", "print"])
+  matchMedia(medium).addEventListener("change", () => choose(chosen));
 // What is heavy comes last in the file, compressed, so that the map need not wait for it.
 document.addEventListener("DOMContentLoaded", async () => {
   inside(chosen, cursor ?? cells[chosen].steps - 1);
