@@ -18,7 +18,7 @@ import xarray as xr
 from iclens.circuits.roles import check_roles
 from iclens.lab.recipe import Diversity
 from iclens.phases import PHASES, float_diversity
-from iclens.report.reading import Reading, diversity_text
+from iclens.report.reading import Reading, between
 from iclens.report.theory import DRAWINGS, describe_interval
 from iclens.report.verdicts import JUDGED, Judge, Verdict, counted
 
@@ -127,7 +127,7 @@ def _threshold(
     if not cells:
         return _none_finished(claim, reading)
     threshold = reading.run.phase_map.thresholds[name]
-    told = [_between(name, threshold["bracket"] or [None, None])]
+    told = [_sentence(between(name, *(threshold["bracket"] or [None, None]))) + "."]
     mixed = [
         str(entry["seed"])
         for entry in threshold["per_seed"]
@@ -168,15 +168,6 @@ def _fitted_to(reading: Reading, fit: xr.Dataset) -> str:
     return counted(fit.sizes["run"], "cell") + (" (not all of this run)" if strange else "")
 
 
-def _between(name: str, bracket: Sequence[Diversity | None]) -> str:
-    low, high = (None if end is None else diversity_text(end) for end in bracket)
-    if low is None and high is None:
-        return f"No K brackets {name}."
-    if low is None:
-        return f"{name} ≤ {high}."
-    return f"{name} > {low}." if high is None else f"{low} < {name} ≤ {high}."
-
-
 def _open(bracket: Sequence[Diversity | None]) -> bool:
     """Whether an end is open: fresh chains are no number of chains to lie below."""
     return any(end is None or end == "infinite" for end in bracket)
@@ -197,7 +188,7 @@ def _order(reading: Reading) -> Finding:
     before = sum(_at_most(first[seed][1], second[seed][0]) for seed in first)
     after = sum(_at_most(second[seed][1], first[seed][0]) for seed in first)
     shows = " ".join(
-        _between(name, threshold["bracket"] or [None, None])
+        _sentence(between(name, *(threshold["bracket"] or [None, None]))) + "."
         for name, threshold in reading.run.phase_map.thresholds.items()
     )
     shows += f" K1* lies surely below K2* for {before} of {counted(len(first), 'seed')}"

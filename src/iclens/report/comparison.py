@@ -76,7 +76,7 @@ def _thresholds(reading: Reading) -> str:
     for name, threshold in reading.run.phase_map.thresholds.items():
         text = "not known"
         if threshold["bracket"] is not None:
-            text = sections.between(name, *threshold["bracket"])
+            text = sections.bracket(name, *threshold["bracket"])
         cells.append(f"<td>{text}{sections.fitted(reading, name)}</td>")
     return "".join(cells)
 

@@ -20,7 +20,7 @@ import xarray as xr
 
 from iclens.chains import ChainSet
 from iclens.lab.cell import Cell
-from iclens.report.reading import REFERENCES, Reading, StepAxis, diversity_text
+from iclens.report.reading import REFERENCES, Reading, StepAxis, diversity_text, walk
 from iclens.report.style import PHASE_COLOURS, blend, text_on
 
 WEIGHTS_BYTES = 5_000_000
@@ -219,28 +219,14 @@ def _sequences(cell: Cell, with_chains: bool) -> dict[str, np.ndarray]:
     chains = cell.chain_set or fresh
     index = np.repeat(np.arange(min(chains.count, SHOWN_CHAINS)), SHOWN_SEQUENCES)
     found = {
-        "sequences": _walk(rng, chains, index, context),
+        "sequences": walk(rng, chains, index, context),
         "sequence_chain": index.astype(np.int32),
-        "fresh": _walk(rng, fresh, np.arange(SHOWN_CHAINS), context),
+        "fresh": walk(rng, fresh, np.arange(SHOWN_CHAINS), context),
     }
     if with_chains:
         found["transition"] = chains.transition.astype(np.float32)
         found["stationary"] = chains.stationary.astype(np.float32)
     return found
-
-
-def _walk(rng: np.random.Generator, chains: ChainSet, index: np.ndarray, length: int) -> np.ndarray:
-    """Sequences (index, length) of the chains at `index`, from their stationary laws."""
-    cumulative = np.cumsum(chains.transition, axis=-1)
-
-    def draw(rows: np.ndarray) -> np.ndarray:
-        numbers = rng.random((len(rows), 1)) * rows[:, -1:]
-        return (rows < numbers).sum(1)
-
-    walk = [draw(np.cumsum(chains.stationary[index], axis=-1))]
-    while len(walk) < length:
-        walk.append(draw(cumulative[index, walk[-1]]))
-    return np.stack(walk, axis=1).astype(np.int32)
 
 
 def _trace(trace: xr.Dataset) -> dict[str, np.ndarray]:

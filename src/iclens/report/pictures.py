@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from iclens.chains import ChainPrior, ChainSet
 from iclens.phases import PHASES
-from iclens.report.reading import Reading, diversity_text
+from iclens.report.reading import Reading, diversity_text, walk
 
 LETTERS = "abc"
 SEQUENCE = np.array([LETTERS.index(letter) for letter in "baaacbccc"])
@@ -157,7 +157,7 @@ def task_picture(reading: Reading) -> str:
     """
     task, model = reading.run.recipe.task, reading.run.recipe.model
     chains, count = _shown_chains(reading)
-    sequence = _walk(chains, SHOWN_STATES)
+    sequence = walk(np.random.default_rng(0), chains, np.zeros(1, int), SHOWN_STATES)[0]
     current = int(sequence[-1])
     true_row = chains.transition[0, current]
     kept = f"A set of K chains, here {count}"
@@ -216,15 +216,6 @@ def _shown_chains(reading: Reading) -> tuple[ChainSet, str]:
         return cell.chain_set, diversity_text(cell.chains)
     prior = ChainPrior(task.states, task.concentration)
     return prior.sample(jax.random.key(0), SHOWN_CHAINS), "∞"
-
-
-def _walk(chains: ChainSet, length: int) -> Int[np.ndarray, " position"]:
-    """A sequence of the first chain, the same each time."""
-    rng = np.random.default_rng(0)
-    states = [rng.choice(chains.states, p=chains.stationary[0])]
-    while len(states) < length:
-        states.append(rng.choice(chains.states, p=chains.transition[0, states[-1]]))
-    return np.array(states)
 
 
 def _chains_picture(chains: ChainSet, count: str) -> str:

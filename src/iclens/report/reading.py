@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
+from iclens.chains import ChainSet
 from iclens.lab.cell import Cell
 from iclens.lab.files import read_dataset
 from iclens.lab.recipe import Diversity
@@ -131,6 +132,29 @@ class Bracket:
         low = max(float_diversity(end or 0) for end in (self.low, other.low))
         high = min(float_diversity(end or "infinite") for end in (self.high, other.high))
         return low <= high
+
+
+def between(name: str, low: Diversity | None, high: Diversity | None) -> str:
+    """The K between which a threshold lies, in words; None is an end that no cell shows."""
+    if low is None:
+        return f"no K brackets {name}" if high is None else f"{name} ≤ {diversity_text(high)}"
+    if high is None:
+        return f"{name} > {diversity_text(low)}"
+    return f"{diversity_text(low)} < {name} ≤ {diversity_text(high)}"
+
+
+def walk(rng: np.random.Generator, chains: ChainSet, index: np.ndarray, length: int) -> np.ndarray:
+    """Sequences (index, length) of the chains at `index`, from their stationary laws."""
+    cumulative = np.cumsum(chains.transition, axis=-1)
+
+    def draw(rows: np.ndarray) -> np.ndarray:
+        numbers = rng.random((len(rows), 1)) * rows[:, -1:]
+        return (rows < numbers).sum(1)
+
+    states = [draw(np.cumsum(chains.stationary[index], axis=-1))]
+    while len(states) < length:
+        states.append(draw(cumulative[index, states[-1]]))
+    return np.stack(states, axis=1).astype(np.int32)
 
 
 def diversity_text(chains: Diversity) -> str:

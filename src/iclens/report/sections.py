@@ -21,7 +21,7 @@ from iclens.lab.store import Run
 from iclens.lab.trace import stretches
 from iclens.report.claims import findings
 from iclens.report.pictures import phase_picture
-from iclens.report.reading import REFERENCES, Reading, diversity_text
+from iclens.report.reading import REFERENCES, Reading, between, diversity_text
 from iclens.report.style import PHASE_COLOURS, text_on
 from iclens.report.theory import DRAWINGS, describe_interval, read_results
 
@@ -149,8 +149,8 @@ def thresholds(reading: Reading) -> str:
         head = f"{symbol(name)} is not known"
         seeds = ""
         if threshold["bracket"] is not None:
-            head = between(name, *threshold["bracket"])
-            each = {e["seed"]: between(name, e["low"], e["high"]) for e in threshold["per_seed"]}
+            head = bracket(name, *threshold["bracket"])
+            each = {e["seed"]: bracket(name, e["low"], e["high"]) for e in threshold["per_seed"]}
             if set(each.values()) != {head}:
                 seeds = "; ".join(f"seed {seed}: {text}" for seed, text in each.items())
                 seeds = f"By seed: {seeds}."
@@ -169,14 +169,9 @@ def fitted(reading: Reading, name: str) -> str:
     return f" <small>fitted: {escape(describe_interval(*reading.fits[name]))}</small>"
 
 
-def between(name: str, low: Diversity | None, high: Diversity | None) -> str:
-    if low is None:
-        text = "not known" if high is None else f"{symbol(name)} ≤ {diversity_text(high)}"
-    elif high is None:
-        text = f"{symbol(name)} &gt; {diversity_text(low)}"
-    else:
-        text = f"{diversity_text(low)} &lt; {symbol(name)} ≤ {diversity_text(high)}"
-    return text.replace(" ", NO_BREAK)
+def bracket(name: str, low: Diversity | None, high: Diversity | None) -> str:
+    """The K between which a threshold lies."""
+    return symbols(escape(between(name, low, high))).replace(" ", NO_BREAK)
 
 
 def row(reading: Reading, cell: Cell) -> str:
