@@ -51,7 +51,7 @@ def main() -> None:
             )
             page.goto(f"{page_path.as_uri()}#{place}")
             page.wait_for_selector("#losses .scatterlayer", state="attached")
-            page.wait_for_selector("#plane circle", state="attached")
+            page.wait_for_selector("#plane .point", state="attached")
             box = page.locator(part).bounding_box()
             assert box is not None
             left, top = max(0, box["x"] - AROUND), box["y"] - AROUND

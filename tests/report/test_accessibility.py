@@ -32,7 +32,7 @@ def test_the_page_has_no_findings(
 ) -> None:
     page = open_page(first_release.path / "report.html", width, scheme, "#K=2&seed=0&step=600")
     page.wait_for_selector("#losses .scatterlayer", state="attached")
-    page.wait_for_selector("#plane circle", state="attached")
+    page.wait_for_selector("#plane .point", state="attached")
     assert findings(page) == []
 
 

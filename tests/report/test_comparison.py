@@ -9,6 +9,8 @@ import pytest
 
 from conftest import Open, write_run
 from iclens.cli import dispatch
+from iclens.lab.store import open_run
+from iclens.report import compare
 from iclens.report.reading import StepAxis
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -68,6 +70,19 @@ def test_a_place_is_told_below_its_map(open_page: Open, comparison: Path) -> Non
     told = page.locator("#now-1").inner_text()
     page.locator("#map-1 svg").press("ArrowLeft")
     assert page.locator("#now-1").inner_text() != told
+
+
+def test_arrows_stay_where_a_cell_has_been(open_page: Open, tmp_path: Path) -> None:
+    statuses = {(8, 0): "unfinished", (32, 0): "missing"}
+    run = open_run(write_run(tmp_path / "run", (2, 8, 32), (0,), statuses))
+    page = open_page(compare([run, run], tmp_path / "c.html"))
+    page.locator("#map-0-row-0 .heat").last.click()
+    for key, told in (("ArrowUp", "K = 8"), ("ArrowUp", ""), ("ArrowDown", "K = 8")):
+        page.locator("#map-0 svg").press(key)
+        assert told in page.locator("#now-0").inner_text()
+    saved = run.cell(8, 0).curves
+    page.locator("#map-0 svg").press("ArrowRight")
+    assert f"step {int(saved.step[-1]):,}" in page.locator("#now-0").inner_text()
 
 
 @pytest.mark.parametrize("width", [400, 1600])

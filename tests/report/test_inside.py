@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -12,10 +13,12 @@ import pytest
 from playwright.sync_api import Page
 
 from conftest import Open, until, write_run
+from iclens.cli import dispatch
+from iclens.lab.files import read_dataset, write_dataset
 from iclens.lab.store import Run, open_run
 from iclens.predictors import reference_predictors
+from iclens.report.blocks import SHOWN_SEQUENCES, _planes, kept_steps
 from iclens.report.page import write_page
-from iclens.report.payload import SHOWN_SEQUENCES, kept_steps
 from iclens.report.reading import Reading
 from iclens.transformer import forward
 
@@ -128,10 +131,37 @@ def test_attention_is_that_of_the_saved_model(open_page: Open, first_release: Ru
 def test_task_vectors_have_a_place_for_each_sequence(open_page: Open, first_release: Run) -> None:
     for chains, shown in ((2, 2), (16, 8)):
         page = at(open_page, first_release, chains, 600)
-        page.wait_for_selector("#plane circle", state="attached")
-        assert page.locator("#plane circle").count() == shown * SHOWN_SEQUENCES
-        titles = {circle.text_content() for circle in page.locator("#plane circle").all()}
-        assert titles == {f"chain {chain + 1}" for chain in range(shown)}
+        numbers = page.locator("#plane .point").all_inner_texts()
+        assert numbers == [str(c + 1) for c in range(shown) for _ in range(SHOWN_SEQUENCES)]
+
+
+def test_the_sequence_is_where_its_task_vector_is(open_page: Open, first_release: Run) -> None:
+    """The ring of a sequence lies on the point that the library computed for it."""
+    page = at(open_page, first_release, 16, 600)
+    ring, point = page.locator("#plane .ring"), page.locator("#plane .point").first
+    assert page.locator("#choose-sequence option:checked").inner_text() == "chain 1, a sequence"
+    for axis, lift in (("x", 0), ("y", 4)):
+        place = float(point.get_attribute(axis)) - lift
+        assert float(ring.get_attribute(f"c{axis}")) == pytest.approx(place, abs=0.6)
+    page.locator("#states").fill("0")
+    assert ring.get_attribute("cx") != point.get_attribute("x")
+
+
+def test_planes_are_the_principal_components_turned_to_the_last() -> None:
+    rng = np.random.default_rng(0)
+    last = rng.standard_normal((30, 6)) * np.array([4, 2, 0.5, 0.4, 0.3, 0.1])
+    turn = np.linalg.qr(rng.standard_normal((6, 6)))[0]
+    planes = _planes([last @ turn + 3, last])
+    centred = last - last.mean(0)
+    u, scale, _ = np.linalg.svd(centred, full_matrices=False)
+    np.testing.assert_allclose(np.abs(planes["points"][1]), np.abs(u[:, :2] * scale[:2]), atol=1e-5)
+    # A model that is the same but for the directions of its stream has the same picture.
+    np.testing.assert_allclose(planes["points"][0], planes["points"][1], atol=1e-5)
+    np.testing.assert_allclose(planes["share"][1], scale[:2] ** 2 / (scale**2).sum(), rtol=1e-5)
+    for place, phi in enumerate((last @ turn + 3, last)):
+        shown = (phi - planes["mean"][place]) @ planes["axes"][place].T
+        np.testing.assert_allclose(shown, planes["points"][place], atol=1e-5)
+    assert np.all(_planes([np.ones((4, 3))])["points"] == 0)
 
 
 def test_the_circuit_follows_the_step(open_page: Open, first_release: Run) -> None:
@@ -172,8 +202,6 @@ def test_all_of_it_follows_the_slider(open_page: Open, first_release: Run) -> No
         step = first_release.cell(2).steps[place]
         until(page, f"document.getElementById('inside-note').innerText == 'Model at step {step}.'")
         agrees(page, first_release, 2, step)
-        until(page, "document.querySelectorAll('#plane circle').length > 0")
-        page.wait_for_timeout(300)
         seen.add(page.locator("#plane").inner_html())
     assert len(seen) == 4
     page.locator("#choose-chains").select_option("∞")
@@ -182,15 +210,91 @@ def test_all_of_it_follows_the_slider(open_page: Open, first_release: Run) -> No
     assert list(shown_predictions(page)) == ["model", "1-Gen", "2-Gen"]
 
 
+def test_another_model_has_its_own_sequence_until_the_reader_has_one(
+    open_page: Open, first_release: Run
+) -> None:
+    page = at(open_page, first_release, 2, 600)
+    first = page.locator("#states").input_value()
+    page.locator("#choose-chains").select_option("16")
+    until(page, f"document.getElementById('states').value != '{first}'")
+    assert page.locator("#choose-sequence option:checked").inner_text() == "chain 1, a sequence"
+    agrees(page, first_release, 16, 600)
+    page.locator("#states").fill("01201")
+    assert page.locator("#choose-sequence option:checked").inner_text() == "your states"
+    page.locator("#choose-chains").select_option("2")
+    until(page, "document.querySelectorAll('#plane .point').length == 24")
+    assert page.locator("#states").input_value() == "01201"
+    agrees(page, first_release, 2, 600)
+    # The address links it.
+    address = page.evaluate("location.hash")
+    assert address == "#K=2&seed=0&step=600&states=01201"
+    again = open_page(first_release.path / "report.html", view=address)
+    again.wait_for_selector("#predictions tbody tr")
+    assert shown_predictions(again) == shown_predictions(page)
+
+
+SHAPES = {
+    "many states, fresh chains": ["--task.states", "12", "--sweep.chains", "2", "infinite"],
+    "heads, rotary": ["--model.heads", "2", "--model.positions", "rotary", "--sweep.chains", "2"],
+    "attention only, one evaluation": [
+        "--model.attention-only", "--train.evaluations", "1", "--sweep.chains", "2",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_models_of_other_shapes(open_page: Open, tmp_path: Path, shape: str) -> None:
+    arguments = ["run", "tiny", "--out", str(tmp_path / "run"), "--workers", "0", *SHAPES[shape]]
+    assert dispatch([*arguments, "--train.steps", "20"]) == 0
+    run = open_run(tmp_path / "run")
+    page = at(open_page, run, 2, 20)
+    typed = "0, 11 3 0" if "states" in shape else "0110"
+    page.locator("#states").fill(typed)
+    states = [int(part) for part in re.findall(r"\d+" if "states" in shape else r"\d", typed)]
+    expected = expected_predictions(run, 2, 20, states)
+    for name, probabilities in shown_predictions(page).items():
+        np.testing.assert_allclose(probabilities, expected[name], atol=0.003)
+    assert page.locator("#attention .head").count() == (4 if "heads" in shape else 2)
+    traceable = "attention" not in shape
+    assert page.locator("#trace-command").is_visible() == traceable
+    assert page.locator("#untraced-never").is_visible() != traceable
+
+
+def test_traces_of_lost_cells_and_of_other_shapes_do_no_harm(
+    open_page: Open, first_release: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(first_release.path, path)
+    circuits = path / "circuits"
+    trace = read_dataset(circuits / "chains=2,seed=0,step=all.nc")
+    bare = trace.isel(step=[0]).drop_vars(["phase", "clear"])
+    write_dataset(circuits / "chains=16,seed=0,step=0.nc", bare)
+    write_dataset(circuits / "chains=16,seed=0,step=1.nc", trace.isel(step=[1], criterion=[0]))
+    write_dataset(circuits / "chains=infinite,seed=0,step=1.nc", trace.drop_vars("circuit"))
+    write_dataset(circuits / "chains=77,seed=0,step=1.nc", trace)  # no cell of this run
+    with (path / "cells" / "chains=2,seed=0" / "curves.nc").open("ab") as file:
+        file.write(b"x")
+    reading = Reading(open_run(path))
+    assert set(reading.traces) == {"chains=2,seed=0", "chains=16,seed=0"}
+    assert [fault.split(":")[0] for fault in reading.damaged_traces] == [
+        "chains=16,seed=0,step=1.nc",
+        "chains=infinite,seed=0,step=1.nc",
+    ]
+    page = open_page(write_page(reading), view="#K=2&seed=0")
+    page.wait_for_selector("#circuit path.kept")
+    assert page.locator("#inside").is_hidden()
+    assert "Traced at step 600" in page.locator("#trace-note").inner_text()
+
+
 def test_checkpoints_that_fit_are_kept(saved_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = Reading(open_run(saved_run))
-    monkeypatch.setattr("iclens.report.payload.WEIGHTS_BYTES", 10_000_000)
+    monkeypatch.setattr("iclens.report.blocks.WEIGHTS_BYTES", 10_000_000)
     everything = kept_steps(reading)
     size = sum(a[0].size for n, a in reading.run.cells[0].checkpoints.items() if n != "step")
     for cell in reading.run.cells:
         assert sorted(everything[cell.name]) == cell.steps
-    monkeypatch.setattr("iclens.report.payload.WEIGHTS_BYTES", 2 * size * 20)
-    monkeypatch.setattr("iclens.report.payload.WEIGHTS_BYTES_A_CELL", 0)
+    monkeypatch.setattr("iclens.report.blocks.WEIGHTS_BYTES", 2 * size * 20)
+    monkeypatch.setattr("iclens.report.blocks.WEIGHTS_BYTES_A_CELL", 0)
     few = kept_steps(reading)
     assert sum(map(len, few.values())) == 20
     for cell in reading.run.cells:
@@ -201,7 +305,7 @@ def test_a_page_without_room_says_so(
     open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("WEIGHTS_BYTES", "WEIGHTS_BYTES_A_CELL", "CHAINS_BYTES"):
-        monkeypatch.setattr(f"iclens.report.payload.{name}", 0)
+        monkeypatch.setattr(f"iclens.report.blocks.{name}", 0)
     page = open_page(write_page(Reading(open_run(write_run(tmp_path / "run", (8,), (0,))))))
     until(page, "document.getElementById('inside-note').innerText.includes('no parameters')")
     assert page.locator("#inside").is_hidden()
@@ -210,7 +314,7 @@ def test_a_page_without_room_says_so(
 def test_chain_sets_that_do_not_fit_are_left_out(
     open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("iclens.report.payload.CHAINS_BYTES", 4 * 16 * 8)
+    monkeypatch.setattr("iclens.report.blocks.CHAINS_BYTES", 4 * 16 * 8)
     page = open_page(
         write_page(Reading(open_run(write_run(tmp_path / "run", (8, 64), (0,))))),
         view="#K=64&seed=0",

@@ -84,7 +84,8 @@ def _thresholds(reading: Reading) -> str:
 def _differences(names: Sequence[str], runs: Sequence[Run]) -> str:
     """A table of the keys in which the recipes differ."""
     recipes = [_keys(run) for run in runs]
-    differing = [key for key in recipes[0] if len({str(r.get(key)) for r in recipes}) > 1]
+    keys = dict.fromkeys(key for recipe in recipes for key in recipe)
+    differing = [key for key in keys if len({str(recipe.get(key)) for recipe in recipes}) > 1]
     if not differing:
         return "<p>Their recipes are the same.</p>"
     heads = "".join(f'<th scope="col"><bdi>{escape(name)}</bdi></th>' for name in names)

@@ -23,12 +23,13 @@ from plotly.offline import get_plotlyjs
 from iclens import __version__
 from iclens.lab.files import write_file
 from iclens.report import sections
-from iclens.report.payload import cell_blocks, model_data, run_data
+from iclens.report.blocks import cell_blocks
+from iclens.report.payload import model_data, run_data
 from iclens.report.pictures import task_picture
 from iclens.report.reading import REFERENCES, Reading
 from iclens.report.style import DARK, LIGHT, PHASE_COLOURS
 
-SCRIPTS = ("core", "map", "curves", "model", "circuit", "inside", "page")
+SCRIPTS = ("core", "map", "curves", "model", "patterns", "circuit", "inside", "page")
 
 
 def write_page(reading: Reading) -> Path:

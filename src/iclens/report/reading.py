@@ -16,7 +16,7 @@ from iclens.lab.cell import Cell
 from iclens.lab.files import read_dataset
 from iclens.lab.recipe import Diversity
 from iclens.lab.store import Run
-from iclens.phases import PHASES, float_diversity
+from iclens.phases import NO_PHASE, PHASES, float_diversity
 from iclens.predictors import PREDICTORS
 
 REFERENCES = dict(zip(PREDICTORS, PHASES, strict=True))
@@ -46,36 +46,36 @@ class Reading:
         """The axis of steps that all cells share."""
         return StepAxis(self.run.recipe.train.evaluation_steps)
 
-    @cached_property
+    @property
     def traces(self) -> dict[str, xr.Dataset]:
         """What was traced of each cell, by the cell's name, over its traced checkpoints."""
-        found: dict[str, list[xr.Dataset]] = {}
-        for path in self._trace_paths:
-            with contextlib.suppress(ValueError):  # damaged, which `damaged_traces` tells
-                found.setdefault(path.name.split(",step=")[0], []).append(read_dataset(path))
-        return {
-            name: xr.concat(
-                [trace[list(TRACED)] for trace in traces], "step", data_vars="all", join="exact"
-            )
-            .drop_duplicates("step")
-            .sortby("step")
-            for name, traces in found.items()
-        }
-
-    @cached_property
-    def damaged_traces(self) -> list[str]:
-        """Why traces that are there cannot be read."""
-        faults = []
-        for path in self._trace_paths:
-            try:
-                read_dataset(path)
-            except ValueError as error:
-                faults.append(str(error))
-        return faults
+        return self._traces[0]
 
     @property
-    def _trace_paths(self) -> list[Path]:
-        return sorted((self.run.path / "circuits").glob("chains=*,seed=*,step=*.nc"))
+    def damaged_traces(self) -> list[str]:
+        """Why traces that are there cannot be shown."""
+        return self._traces[1]
+
+    @cached_property
+    def _traces(self) -> tuple[dict[str, xr.Dataset], list[str]]:
+        found: dict[str, xr.Dataset] = {}
+        faults = []
+        cells = {cell.name for cell in self.run.cells}
+        paths = (self.run.path / "circuits").glob("chains=*,seed=*,step=*.nc")
+        # A whole history comes before single steps, which are left out where it has them.
+        for path in sorted(paths, key=lambda path: (not path.stem.endswith("all"), path)):
+            name = path.name.split(",step=")[0]
+            if name not in cells:
+                continue
+            try:
+                trace = _shown_of(path)
+                if name in found:
+                    both = xr.concat([found[name], trace], "step", data_vars="all", join="exact")
+                    trace = both.drop_duplicates("step").sortby("step")
+                found[name] = trace
+            except ValueError as error:
+                faults.append(f"{path.name}: {error}")
+        return found, faults
 
     @cached_property
     def brackets(self) -> list[Bracket]:
@@ -115,6 +115,22 @@ class Reading:
         if cell.curves.attrs["outcome"] == "unfinished":
             return f"{'failed' if cell.error else 'stopped'} at step {cell.curves.step[-1]:,}"
         return str(cell.curves.attrs["outcome"])
+
+
+def _shown_of(path: Path) -> xr.Dataset:
+    """What is shown of a saved trace.  Raises `ValueError` if it is damaged or lacks some of it."""
+    trace = read_dataset(path)
+    if "phase" not in trace:  # nothing was measured of the cell
+        trace = trace.assign(
+            phase=("step", [NO_PHASE] * trace.sizes["step"]),
+            clear=("step", [False] * trace.sizes["step"]),
+        )
+    if missing := [name for name in TRACED if name not in trace]:
+        raise ValueError(f"it has no {missing[0]}: trace the cell again")
+    shown = trace[list(TRACED)]
+    # The best of the random sets, of which there may be any number.
+    best = shown.random_faithfulness.max([d for d in shown.random_faithfulness.dims if d != "step"])
+    return shown.assign(random_faithfulness=best)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,12 @@ from iclens.lab.recipe import Diversity, Recipe
 from iclens.lab.store import Run
 from iclens.lab.trace import stretches
 from iclens.report.claims import findings
+from iclens.report.payload import trace_command
 from iclens.report.pictures import phase_picture
 from iclens.report.reading import REFERENCES, Reading, between, diversity_text
 from iclens.report.style import PHASE_COLOURS, text_on
 from iclens.report.theory import DRAWINGS, describe_interval, read_results
+from iclens.report.verdicts import counted
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 MEANINGS = {
@@ -70,7 +72,7 @@ def facts(run: Run) -> str:
     train, cells = run.recipe.train, run.cells
     name = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[train.optimizer]
     diversities, seeds = {cell.chains for cell in cells}, {cell.seed for cell in cells}
-    models = f"{len(cells)} models: {len(diversities)} values of K"
+    models = f"{counted(len(cells), 'model')}: {counted(len(diversities), 'value')} of K"
     if run.recipe.sweep.refine:
         models += ", chosen to find the thresholds"
     else:
@@ -233,12 +235,14 @@ def circuits(reading: Reading) -> str:
             f'<tr><td class="number">{diversity_text(cell.chains)}</td>'
             f'<td class="number">{cell.seed}</td>{passes}'
             f"<td>{int(last.circuit.sum())} of {trace.sizes['edge']} edges keep "
-            f"{float(last.faithfulness):.0%} at step {int(last.step):,}</td></tr>"
+            f"{100 * float(last.faithfulness):.0f} % at step {int(last.step):,}</td></tr>"
         )
     damaged = "".join(f"<li>{escape(fault)}</li>" for fault in reading.damaged_traces)
     faults = f'<ul class="commands">{damaged}</ul>' if damaged else ""
     if not rows:
-        command = shlex.join(["iclens", "trace", str(reading.run.path)])
+        command = trace_command(reading)
+        if not command:
+            return faults + "<p>iclens traces models of at least two layers with MLPs only.</p>"
         return faults + (
             "<p>No model of this run was traced. This command does it for one:</p>"
             f'<pre class="command"><code>{escape(command)} --chains K --step all</code></pre>'

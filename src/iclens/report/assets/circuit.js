@@ -5,7 +5,7 @@ function circuitGraph(senders, edges, kl, kept, tint) {
   const width = 110 * columns.length, place = {};
   columns.forEach((column, turn) => {
     const inside = [...senders, "out"].filter((node) => node.split(".")[0] === column);
-    inside.forEach((node, row) => { place[node] = { x: 55 + 110 * turn, y: 150 + 96 * (row - (inside.length - 1) / 2) }; });
+    inside.forEach((node, row) => { place[node] = { x: 55 + 110 * turn, y: 150 + 130 * (row - (inside.length - 1) / 2) }; });
   });
   const ys = Object.values(place).map(({ y }) => y), top = Math.min(...ys) - 140, bottom = Math.max(...ys) + 140;
   const figure = svg("svg", { viewBox: `0 ${top} ${width} ${bottom - top}`, role: "img", "aria-label": `Circuit: ${edges.filter((_, edge) => kept[edge]).join(", ")}` });
@@ -36,10 +36,10 @@ function circuitGraph(senders, edges, kl, kept, tint) {
 }
 
 /** The effect of every edge along training, darker where stronger, kept ones dotted, and as bars at a traced step. */
-function edgeEffects({ arrays, edges }, chosen, axis, cell, phases) {
+function edgeEffects({ arrays, edges, phases: named }, chosen, axis, phases) {
   const steps = arrays["trace.step"].data, kl = arrays["trace.kl"].data, kept = arrays["trace.circuit"].data;
   const left = 118, width = 430, bars = left + width + 16, row = 15, number = edges.length, height = row * number;
-  const most = Math.max(...kl.subarray(0, steps.length * number), 1e-12), strongest = Math.max(...kl.subarray(chosen * number, (chosen + 1) * number), 1e-12);
+  const most = kl.reduce((one, other) => Math.max(one, other), 1e-12), strongest = Math.max(...kl.subarray(chosen * number, (chosen + 1) * number), 1e-12);
   const x = (at) => left + (width * (at - axis.range[0])) / (axis.range[1] - axis.range[0]);
   const figure = svg("svg", { viewBox: `0 0 ${bars + 170} ${height + 62}`, role: "img", "aria-label": "Effect of each edge along training, and at the step that is looked at" },
     svg("text", { x: bars, y: 12, class: "quiet" }, `step ${count(steps[chosen])}, nats`), svg("rect", { x: left, y: 20, width, height, class: "frame" }));
@@ -50,10 +50,10 @@ function edgeEffects({ arrays, edges }, chosen, axis, cell, phases) {
       const place = axis.steps.indexOf(step), from = x(axis.left[place]), to = x(axis.right[place]), value = Math.max(0, kl[turn * number + line]);
       figure.append(svg("rect", { x: from.toFixed(1), y, width: (to - from).toFixed(1), height: row, fill: "var(--ink)", "fill-opacity": (0.85 * Math.sqrt(value / most)).toFixed(3) },
         svg("title", {}, `${edge}, step ${count(step)}: ${nats(value, 2)} nats`)));
-      if (kept[turn * number + line]) figure.append(svg("circle", { cx: (from + to) / 2, cy: y + row / 2, r: 2.4, fill: phases[cell.phase[place]]?.colour ?? "var(--muted)", stroke: "var(--surface)", "stroke-width": 0.7 }));
+      if (kept[turn * number + line]) figure.append(svg("circle", { cx: (from + to) / 2, cy: y + row / 2, r: 2.4, fill: phases[named[turn]]?.colour ?? "var(--muted)", stroke: "var(--surface)", "stroke-width": 0.7 }));
     });
     const value = Math.max(0, kl[chosen * number + line]), own = kept[chosen * number + line];
-    figure.append(svg("rect", { x: bars, y: y + 2.5, width: ((110 * value) / strongest).toFixed(1), height: row - 5, fill: own ? phases[cell.phase[axis.steps.indexOf(steps[chosen])]]?.colour ?? "var(--ink)" : "var(--none)" }),
+    figure.append(svg("rect", { x: bars, y: y + 2.5, width: ((110 * value) / strongest).toFixed(1), height: row - 5, fill: own ? phases[named[chosen]]?.colour ?? "var(--ink)" : "var(--none)" }),
       svg("text", { x: bars + 4 + (110 * value) / strongest, y: y + 11, class: "edge" }, nats(value, 2)));
   });
   const place = axis.steps.indexOf(steps[chosen]);

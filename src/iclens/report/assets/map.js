@@ -122,7 +122,11 @@ function phaseMap(root, run, look) {
     return group;
   }
 
-  function mark(cell, step) {
+  /** The place nearest to a step that a cell has. */
+  const within = (cell, step) => (step === null || !cells[cell].steps ? null : Math.max(0, Math.min(step, cells[cell].steps - 1)));
+
+  function mark(cell, asked) {
+    const step = within(cell, asked);
     marked = { cell, step };
     root.querySelectorAll(".chosen, .cursor").forEach((element) => element.remove());
     const figure = root.firstChild, chosen = byId(`${root.id}-row-${cell}`);
@@ -156,9 +160,9 @@ function phaseMap(root, run, look) {
     const { cell, step } = marked, last = cells[cell].steps - 1;
     if (event.key === "ArrowUp" || event.key === "ArrowDown") {
       const next = order[order.indexOf(cell) + (event.key === "ArrowUp" ? -1 : 1)];
-      if (next !== undefined) look(next, step);
+      if (next !== undefined) look(next, within(next, step));
     } else if ((event.key === "ArrowLeft" || event.key === "ArrowRight") && last >= 0) {
-      look(cell, step === null ? last : Math.max(0, Math.min(last, step + (event.key === "ArrowLeft" ? -1 : 1))));
+      look(cell, step === null ? last : within(cell, step + (event.key === "ArrowLeft" ? -1 : 1)));
     } else if (event.key === "Escape") {
       look(cell, null);
     } else return;

@@ -62,11 +62,11 @@ function normalised(stream, count, width, norm) {
   return result;
 }
 
-/** Rotary positions of rows that begin at position `first`, in place. */
-function rotated(rows, count, width, first) {
+/** Rotary positions of rows, in place. */
+function rotated(rows, count, width) {
   for (let row = 0; row < count; row++)
     for (let pair = 0; pair < width; pair += 2) {
-      const angle = (first + row) * ROTARY_BASE ** (-pair / width), cosine = Math.cos(angle), sine = Math.sin(angle);
+      const angle = row * ROTARY_BASE ** (-pair / width), cosine = Math.cos(angle), sine = Math.sin(angle);
       const even = rows[row * width + pair], odd = rows[row * width + pair + 1];
       rows[row * width + pair] = even * cosine - odd * sine;
       rows[row * width + pair + 1] = even * sine + odd * cosine;
@@ -74,22 +74,22 @@ function rotated(rows, count, width, first) {
   return rows;
 }
 
-/** Causal attention of queries from position `first` on: what is read, and the weights (query, key). */
-function attended(queries, keys, values, bias, first, length, width) {
-  const count = length - first, mixed = new Float32Array(count * width), weights = new Float32Array(count * length);
-  for (let row = 0; row < count; row++) {
-    const query = first + row, here = weights.subarray(row * length, row * length + query + 1);
+/** Causal attention: what is read at each position, and the weights (query, key). */
+function attended(queries, keys, values, bias, length, width) {
+  const mixed = new Float32Array(length * width), weights = new Float32Array(length * length);
+  for (let query = 0; query < length; query++) {
+    const here = weights.subarray(query * length, query * length + query + 1);
     let most = -Infinity, total = 0;
     for (let key = 0; key <= query; key++) {
       let logit = bias ? bias[query - key] : 0;
-      for (let inner = 0; inner < width; inner++) logit += queries[row * width + inner] * keys[key * width + inner];
+      for (let inner = 0; inner < width; inner++) logit += queries[query * width + inner] * keys[key * width + inner];
       here[key] = logit;
       if (logit > most) most = logit;
     }
     for (let key = 0; key <= query; key++) total += here[key] = Math.exp(here[key] - most);
     for (let key = 0; key <= query; key++) {
       here[key] /= total;
-      for (let inner = 0; inner < width; inner++) mixed[row * width + inner] += here[key] * values[key * width + inner];
+      for (let inner = 0; inner < width; inner++) mixed[query * width + inner] += here[key] * values[key * width + inner];
     }
   }
   return { mixed, weights };
@@ -105,42 +105,40 @@ function softmax(logits) {
  * Run a model: `weights` by name as in a checkpoint, `config` as in TransformerConfig, `states` x_0..x_n.
  *
  * Returns logits and probabilities at each position, attention[layer][head] (query, key), and phi,
- * what the last layer's attention writes at the last position; with `wanted` "phi" only that.
+ * what the last layer's attention writes at the last position.
  */
-function forwardPass(weights, config, states, wanted = "logits") {
+function forwardPass(weights, config, states) {
   const { width, layers, heads, hidden, norm } = config, length = states.length, inner = width / heads;
-  const only = wanted === "phi", data = (name) => weights[name].data;
+  const data = (name) => weights[name].data;
   const edges = config.circuit?.length ? new Set(config.circuit) : null;
   const senders = []; // [name, values (position, width)]
   const embedding = data("embedding");
   senders.push(["embed", Float32Array.from({ length: length * width }, (_, place) => embedding[states[Math.floor(place / width)] * width + (place % width)])]);
   if (config.positions === "absolute") senders.push(["pos", data("position").subarray(0, length * width)]);
 
-  /** The normalised input of a receiver, from position `first` on. */
-  const read = (receiver, known, first = 0) => {
-    const total = new Float32Array((length - first) * width);
+  /** The normalised input of a receiver. */
+  const read = (receiver, known) => {
+    const total = new Float32Array(length * width);
     for (const [name, values] of senders.slice(0, known)) {
       if (edges && !edges.has(`${name}->${receiver}`)) continue;
-      // What the last layer writes may be there for the last positions only.
-      const skip = values.length - total.length;
-      for (let place = 0; place < total.length; place++) total[place] += values[skip + place];
+      for (let place = 0; place < total.length; place++) total[place] += values[place];
     }
-    return normalised(total, length - first, width, norm);
+    return normalised(total, length, width, norm);
   };
 
   const attention = [], phi = new Float32Array(width);
   for (let layer = 0; layer < layers; layer++) {
-    const known = senders.length, last = layer === layers - 1, first = only && last ? length - 1 : 0;
+    const known = senders.length;
     attention.push([]);
     for (let head = 0; head < heads; head++) {
       const name = `att${layer + 1}.${head}`;
       const matrix = (part) => data(`attentions.${layer}.${part}`).subarray(head * width * inner, (head + 1) * width * inner);
-      const queries = product(read(`${name}.q`, known, first), matrix("query"), length - first, width, inner);
+      const queries = product(read(`${name}.q`, known), matrix("query"), length, width, inner);
       const keys = product(read(`${name}.k`, known), matrix("key"), length, width, inner);
       const values = product(read(`${name}.v`, known), matrix("value"), length, width, inner);
       if (config.positions === "rotary") {
-        rotated(queries, length - first, inner, first);
-        rotated(keys, length, inner, 0);
+        rotated(queries, length, inner);
+        rotated(keys, length, inner);
       }
       for (let place = 0; place < queries.length; place++) queries[place] /= Math.sqrt(inner);
       let bias = null;
@@ -148,13 +146,12 @@ function forwardPass(weights, config, states, wanted = "logits") {
         const { shape, data: biases } = weights[`attentions.${layer}.lag_bias`];
         bias = biases.subarray(head * shape[1], (head + 1) * shape[1]);
       }
-      const { mixed, weights: pattern } = attended(queries, keys, values, bias, first, length, inner);
-      const written = product(mixed, matrix("output"), length - first, inner, width);
+      const { mixed, weights: pattern } = attended(queries, keys, values, bias, length, inner);
+      const written = product(mixed, matrix("output"), length, inner, width);
       senders.push([name, written]);
       attention[layer].push(pattern);
-      if (last) for (let place = 0; place < width; place++) phi[place] += written[written.length - width + place];
+      if (layer === layers - 1) for (let place = 0; place < width; place++) phi[place] += written[written.length - width + place];
     }
-    if (only && last) return { phi };
     if (config.attention_only) continue;
     const active = product(read(`mlp${layer + 1}`, senders.length), data(`mlps.${layer}.weight_in`), length, width, hidden);
     const biasIn = data(`mlps.${layer}.bias_in`), biasOut = data(`mlps.${layer}.bias_out`);
@@ -188,7 +185,8 @@ function referencePredictions(states, { C, pseudoCount, concentration, chains })
   const { count, transition, stationary } = chains;
   /** The mean of the chains' rows of the current state, weighted by exp(log weight). */
   const mean = (logWeight) => {
-    const logs = Array.from({ length: count }, (_, chain) => logWeight(chain)), most = Math.max(...logs);
+    const logs = Array.from({ length: count }, (_, chain) => logWeight(chain));
+    const most = logs.reduce((one, other) => Math.max(one, other), -Infinity); // of any number of chains
     if (most === -Infinity) return null;
     const row = new Array(C).fill(0);
     logs.forEach((log, chain) => {
@@ -203,50 +201,4 @@ function referencePredictions(states, { C, pseudoCount, concentration, chains })
   found["1-Mem"] = mean((chain) => evidence(one, stationary, chain * C));
   found["2-Mem"] = mean((chain) => Math.log(stationary[chain * C + states[0]]) + evidence(two, transition, chain * C * C));
   return found;
-}
-
-/** Vectors in their first two principal components, and the components' shares of the variance. */
-function twoComponents(vectors, width) {
-  const mean = new Float64Array(width);
-  for (const vector of vectors) for (let place = 0; place < width; place++) mean[place] += vector[place] / vectors.length;
-  const centred = vectors.map((vector) => Float64Array.from(vector, (value, place) => value - mean[place]));
-  const matrix = Array.from({ length: width }, (_, row) => Float64Array.from({ length: width }, (_, column) =>
-    centred.reduce((sum, vector) => sum + vector[row] * vector[column], 0)));
-  const axes = Array.from({ length: width }, (_, row) => Float64Array.from({ length: width }, (_, column) => +(row === column)));
-  const total = matrix.reduce((sum, row, place) => sum + row[place], 0);
-  // Jacobi's method: each rotation empties one place beside the diagonal, until all are empty.
-  for (let sweep = 0; sweep < 60; sweep++) {
-    let beside = 0;
-    for (let p = 0; p < width; p++) for (let q = p + 1; q < width; q++) beside += matrix[p][q] ** 2;
-    if (beside <= 1e-22 * total ** 2) break;
-    for (let p = 0; p < width; p++)
-      for (let q = p + 1; q < width; q++) {
-        if (matrix[p][q] === 0) continue;
-        const ratio = (matrix[q][q] - matrix[p][p]) / (2 * matrix[p][q]);
-        const tangent = (ratio < 0 ? -1 : 1) / (Math.abs(ratio) + Math.sqrt(ratio * ratio + 1));
-        const cosine = 1 / Math.sqrt(tangent * tangent + 1), sine = tangent * cosine;
-        const turn = (a, b) => [cosine * a - sine * b, sine * a + cosine * b];
-        for (let k = 0; k < width; k++) [matrix[k][p], matrix[k][q]] = turn(matrix[k][p], matrix[k][q]);
-        for (let k = 0; k < width; k++) [matrix[p][k], matrix[q][k]] = turn(matrix[p][k], matrix[q][k]);
-        for (let k = 0; k < width; k++) [axes[k][p], axes[k][q]] = turn(axes[k][p], axes[k][q]);
-      }
-  }
-  const order = Array.from({ length: width }, (_, place) => place).sort((a, b) => matrix[b][b] - matrix[a][a]).slice(0, 2);
-  return {
-    points: centred.map((vector) => order.map((axis) => vector.reduce((sum, value, place) => sum + value * axes[place][axis], 0))),
-    shares: order.map((axis) => (total > 0 ? Math.max(0, matrix[axis][axis]) / total : 0)),
-  };
-}
-
-/** Points turned, and mirrored if need be, so that they come as near to `target` as they can. */
-function alignTo(points, target) {
-  let [xx, xy, yx, yy] = [0, 0, 0, 0];
-  points.forEach(([x, y], place) => {
-    const [u, v] = target[place];
-    xx += x * u; xy += x * v; yx += y * u; yy += y * v;
-  });
-  // The best rotation gains hypot(xx + yy, xy - yx), the best reflection hypot(xx - yy, xy + yx).
-  const mirror = Math.hypot(xx - yy, xy + yx) > Math.hypot(xx + yy, xy - yx) ? -1 : 1;
-  const angle = Math.atan2(xy - mirror * yx, xx + mirror * yy), cosine = Math.cos(angle), sine = Math.sin(angle);
-  return points.map(([x, y]) => [cosine * x - sine * mirror * y, sine * x + cosine * mirror * y]);
 }

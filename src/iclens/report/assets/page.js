@@ -16,7 +16,7 @@ let cursor = null; // place of the step that is looked at
 
 const mark = phaseMap(byId("map"), run, (cell, step) => (cell === chosen ? look(step) : choose(cell, step)));
 const curves = trainingCurves(run);
-const inside = insideModels(run, JSON.parse(byId("model").textContent), plain);
+const inside = insideModels(run, JSON.parse(byId("model").textContent), plain, address);
 
 /** Look at a cell, and at one step of it where `step` is not null. */
 function choose(index, step = cursor) {
@@ -54,19 +54,29 @@ function show() {
   chooseStep.setAttribute("aria-valuetext", last < 0 ? "" : `step ${count(axis.steps[at])}, ${cell.phase[at]}`);
   byId("now").replaceChildren(...(last < 0 ? [] : details(run, cell, at)));
   mark(chosen, cursor);
-  inside(chosen, at);
-  const seen = cursor === null ? "" : `&step=${axis.steps[cursor]}`;
+  inside.show(chosen, at);
+  address();
+}
+
+/** The address says what is looked at. */
+function address() {
+  const { seed } = cells[chosen], states = inside.written();
+  const seen = (cursor === null ? "" : `&step=${axis.steps[cursor]}`) + (states === null ? "" : `&states=${states}`);
   // Browsers refuse it where it is done too often.
-  try { history.replaceState(null, "", `#K=${plain(cell)}&seed=${cell.seed}${seen}`); } catch { /* the next step may do */ }
+  try { history.replaceState(null, "", `#K=${plain(cells[chosen])}&seed=${seed}${seen}`); } catch { /* the next step may do */ }
 }
 
 /** The cell and the step that the address names, if it does. */
 function follow() {
   const asked = new URLSearchParams(location.hash.slice(1));
   const index = cells.findIndex((cell) => plain(cell) === asked.get("K") && String(cell.seed) === (asked.get("seed") ?? String(seeds[0])));
+  if (asked.has("states")) {
+    byId("states").value = asked.get("states");
+    inside.read(asked.get("states"));
+  }
   if (index < 0) return choose(chosen);
   const far = axis.steps.map((step) => Math.abs(step - asked.get("step")));
-  choose(index, asked.has("step") ? far.indexOf(Math.min(...far)) : null);
+  choose(index, /^\d+$/.test(asked.get("step")) ? far.indexOf(Math.min(...far)) : null);
 }
 
 // Played, a step stands for a sixth of a second.
@@ -108,7 +118,7 @@ for (const medium of ["(prefers-color-scheme: dark)", "print"])
   matchMedia(medium).addEventListener("change", () => choose(chosen));
 // What is heavy comes last in the file, compressed, so that the map need not wait for it.
 document.addEventListener("DOMContentLoaded", async () => {
-  inside(chosen, cursor ?? cells[chosen].steps - 1);
+  inside.show(chosen, cursor ?? cells[chosen].steps - 1);
   const drawing = html("script");
   drawing.textContent = new TextDecoder().decode(await unpack("plotly"));
   document.head.append(drawing);
