@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ ARGUMENTS = [
 ]
 Open = Callable[..., Page]
 
+RECIPE = Recipe(task=TaskConfig(states=4, context=48), train=TrainingConfig(steps=6000))
 UNIFORM_TO = np.array([0.16, 0.30, 0.34, 0.36])
 """KL(reference || uniform) in nats."""
 BETWEEN = {
@@ -119,17 +121,14 @@ def write_run(
     chains: Sequence[Diversity] = (2, 4, 8, 16, 32, 64, 128, 512),
     seeds: Sequence[int] = (0, 1),
     statuses: dict[tuple[Diversity, int], str] | None = None,
+    recipe: Recipe = RECIPE,
 ) -> Path:
     """Save a run whose cells are done, but for those in `statuses`.
 
     The others are `missing`, `unfinished` (half its evaluations), `failed` (before the first),
     `diverged` (at two thirds of training) or `damaged`.
     """
-    recipe = Recipe(
-        task=TaskConfig(states=4, context=48),
-        train=TrainingConfig(steps=6000),
-        sweep=SweepConfig(chains=tuple(chains), seeds=tuple(seeds)),
-    )
+    recipe = replace(recipe, sweep=SweepConfig(chains=tuple(chains), seeds=tuple(seeds)))
     path.mkdir(parents=True)
     (path / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
     provenance = {"iclens": "0.1.0", "versions": {"jax": "0.10.2"}, "device": "cpu", "code": None}

@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 from playwright.sync_api import Page
 
-from conftest import Open, until, write_run
-from iclens.cli import dispatch
+from conftest import RECIPE, Open, until, write_run
 from iclens.lab.files import read_dataset, write_dataset
+from iclens.lab.recipe import TaskConfig
 from iclens.lab.store import Run, open_run
 from iclens.predictors import reference_predictors
 from iclens.report.blocks import SHOWN_SEQUENCES, _planes, kept_steps
 from iclens.report.page import write_page
 from iclens.report.reading import Reading
-from iclens.transformer import forward
+from iclens.training import TrainingConfig
+from iclens.transformer import TransformerConfig, forward
 
 
 def at(open_page: Open, run: Run, chains: object, step: int) -> Page:
@@ -48,7 +50,7 @@ def expected_predictions(
     logits = {"model": forward(cell.model(step), batch).logits}
     logits |= {n: p(batch) for n, p in reference_predictors(cell.chain_set, cell.prior).items()}
     return {
-        name: np.asarray(jnp.exp(value - jnp.log(jnp.exp(value).sum(-1, keepdims=True))))[0, -1]
+        name: np.asarray(jax.nn.softmax(value))[0, -1]
         for name, value in logits.items()
     }
 
@@ -79,7 +81,7 @@ def test_a_sequence_is_chosen_and_edited(open_page: Open, first_release: Run) ->
     page = at(open_page, first_release, 2, 600)
     options = page.locator("#choose-sequence option").all_inner_texts()
     assert options[0] == "chain 1, a sequence"
-    assert options[-1] == "fresh chain 4 (OOD)"
+    assert options[-2:] == ["fresh chain 4 (OOD)", "your states"]
     before = shown_predictions(page)
     page.locator("#choose-sequence").select_option("fresh chain 4 (OOD)")
     assert shown_predictions(page) != before
@@ -131,7 +133,7 @@ def test_attention_is_that_of_the_saved_model(open_page: Open, first_release: Ru
 def test_task_vectors_have_a_place_for_each_sequence(open_page: Open, first_release: Run) -> None:
     for chains, shown in ((2, 2), (16, 8)):
         page = at(open_page, first_release, chains, 600)
-        numbers = page.locator("#plane .point").all_inner_texts()
+        numbers = page.locator("#plane .point").all_text_contents()
         assert numbers == [str(c + 1) for c in range(shown) for _ in range(SHOWN_SEQUENCES)]
 
 
@@ -234,28 +236,33 @@ def test_another_model_has_its_own_sequence_until_the_reader_has_one(
 
 
 SHAPES = {
-    "many states, fresh chains": ["--task.states", "12", "--sweep.chains", "2", "infinite"],
-    "heads, rotary": ["--model.heads", "2", "--model.positions", "rotary", "--sweep.chains", "2"],
-    "attention only, one evaluation": [
-        "--model.attention-only", "--train.evaluations", "1", "--sweep.chains", "2",
-    ],
-}  # fmt: skip
+    "many states": replace(RECIPE, task=TaskConfig(states=12, context=48)),
+    "heads": replace(RECIPE, model=TransformerConfig(heads=2, positions="rotary")),
+    "attention only": replace(
+        RECIPE,
+        model=TransformerConfig(attention_only=True, norm="layer", positions="absolute"),
+        train=TrainingConfig(steps=20, evaluations=1),
+    ),
+    "three layers": replace(RECIPE, model=TransformerConfig(layers=3, norm="none")),
+}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_models_of_other_shapes(open_page: Open, tmp_path: Path, shape: str) -> None:
-    arguments = ["run", "tiny", "--out", str(tmp_path / "run"), "--workers", "0", *SHAPES[shape]]
-    assert dispatch([*arguments, "--train.steps", "20"]) == 0
-    run = open_run(tmp_path / "run")
-    page = at(open_page, run, 2, 20)
-    typed = "0, 11 3 0" if "states" in shape else "0110"
-    page.locator("#states").fill(typed)
-    states = [int(part) for part in re.findall(r"\d+" if "states" in shape else r"\d", typed)]
-    expected = expected_predictions(run, 2, 20, states)
+    recipe = SHAPES[shape]
+    run = open_run(write_run(tmp_path / "run", (2,), (0,), recipe=recipe))
+    write_page(Reading(run))
+    step = run.cell(2).steps[-1]
+    page = at(open_page, run, 2, step)
+    many = recipe.task.states > 10
+    page.locator("#states").fill("0, 11 3 0" if many else "0110")
+    states = [0, 11, 3, 0] if many else [0, 1, 1, 0]
+    expected = expected_predictions(run, 2, step, states)
     for name, probabilities in shown_predictions(page).items():
         np.testing.assert_allclose(probabilities, expected[name], atol=0.003)
-    assert page.locator("#attention .head").count() == (4 if "heads" in shape else 2)
-    traceable = "attention" not in shape
+    patterns = page.locator("#attention .head").count()
+    assert patterns == recipe.model.heads * recipe.model.layers
+    traceable = not recipe.model.attention_only
     assert page.locator("#trace-command").is_visible() == traceable
     assert page.locator("#untraced-never").is_visible() != traceable
 

@@ -63,9 +63,9 @@ def test_map_has_a_cell_for_each_evaluation(open_page: Open, report: Path, saved
     assert labels == ["K1*", "K2*"]
 
 
-def test_the_page_of_a_real_run(open_page: Open, tiny_run: Run, tmp_path: Path) -> None:
-    shutil.copytree(tiny_run.path, tmp_path / "tiny")
-    run = open_run(tmp_path / "tiny")
+def test_the_page_of_a_real_run(open_page: Open, first_release: Run, tmp_path: Path) -> None:
+    shutil.copytree(first_release.path, tmp_path / "real")
+    run = open_run(tmp_path / "real")
     page = open_page(write_report(run))
     assert page.locator("#map .heat").count() == evaluations(run)
     for chart in ("losses", "distances"):
