@@ -25,10 +25,9 @@ def findings(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1280, "dark")])
 def test_the_page_has_no_findings(
-    open_page: Open, first_release: Run, scheme: str, width: int
+    open_page: Open, first_release: Run, width: int, scheme: str
 ) -> None:
     page = open_page(first_release.path / "report.html", width, scheme, "#K=2&seed=0&step=600")
     page.wait_for_selector("#losses .scatterlayer", state="attached")
