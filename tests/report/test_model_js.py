@@ -86,7 +86,7 @@ def test_a_forward_pass_is_that_of_the_library(page: Page, name: str, length: in
     states = np.random.default_rng(length).integers(0, STATES, length).tolist()
     expected = forward(model, jnp.array([states]))
     found = run_in(page, model, states)
-    np.testing.assert_allclose(found["logits"], expected.logits[0], atol=2e-4)
+    np.testing.assert_allclose(found["logits"], expected.logits[0], atol=2e-5)
     np.testing.assert_allclose(
         found["probabilities"], jax.nn.softmax(expected.logits[0]), atol=1e-5
     )
@@ -99,7 +99,7 @@ def test_a_forward_pass_is_that_of_the_library(page: Page, name: str, length: in
         if name.startswith(f"att{config.layers}.")
     ]
     phi = np.sum([value[0, -1] for value in last], axis=0)
-    np.testing.assert_allclose(found["phi"], phi, atol=2e-4)
+    np.testing.assert_allclose(found["phi"], phi, atol=2e-5)
 
 
 def predictions_in(page: Page, states: list[int], prior: ChainPrior, chains: Any) -> dict[str, Any]:

@@ -24,6 +24,12 @@ function story(cell) {
   return (path.join(", ") || "no phase yet") + (cell.complete ? "" : `; ${cell.outcome}`);
 }
 
+/** The place of the model that goes through the most phases, to begin with. */
+function richest(cells) {
+  const turns = cells.map((cell) => (cell.steps ? cell.begins.length : -1));
+  return turns.indexOf(Math.max(...turns));
+}
+
 /** The bytes of a compressed block of the page. */
 async function unpack(id) {
   const text = atob(byId(id).textContent), packed = new Uint8Array(text.length);

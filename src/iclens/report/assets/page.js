@@ -9,9 +9,7 @@ const chooseStep = byId("choose-step"), play = byId("play");
 const title = (cell) => `K = ${cell.chains}` + (seeds.length > 1 ? `, seed ${cell.seed}` : "");
 const plain = (cell) => cell.chains.replaceAll(",", "").replace("∞", "infinite");
 
-// To begin with, the model that goes through the most phases.
-const turns = cells.map((cell) => (cell.steps ? cell.begins.length : -1));
-let chosen = turns.indexOf(Math.max(...turns));
+let chosen = richest(cells);
 let cursor = null; // place of the step that is looked at
 
 const mark = phaseMap(byId("map"), run, (cell, step) => (cell === chosen ? look(step) : choose(cell, step)));
