@@ -174,7 +174,7 @@ def write_cell(cell: Cell, status: str) -> None:
     curves = curves_dataset({**measured, "step": np.array(steps)}, cell.recipe.task.context)
     curves = curves.assign_attrs(chains=cell.chains, seed=cell.seed, outcome=outcome)
     curves.to_netcdf(cell.path / "curves.nc", engine="h5netcdf")
-    kept = [*range(0, len(steps) - 1, 6), len(steps) - 1]  # which is enough, and soon written
+    kept = sorted({0, len(steps) // 2, len(steps) - 1})  # which is enough, and soon written
     checkpoints = {name: array[kept] for name, array in weights.items()}
     write_arrays(
         cell.path / "checkpoints.safetensors", {**checkpoints, "step": np.array(steps)[kept]}

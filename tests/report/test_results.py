@@ -51,6 +51,7 @@ def test_captions_tell_the_numbers_of_the_files() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_page_has_the_results_and_the_commands_of_the_others(
     saved_run: Path, tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_the_page_has_the_results_and_the_commands_of_the_others(
     assert f"iclens theory fits '{run}'" in unescape(page)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_damaged_result_is_told_in_the_page(saved_run: Path, tmp_path: Path) -> None:
     run = with_results(saved_run, tmp_path / "run", ("switching", "race"))
