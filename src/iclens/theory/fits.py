@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -228,27 +229,24 @@ class _Switching:
         observed = np.isfinite(self.time)
         log_time = np.log(self.time[observed])
         found: list[tuple[float, ...]] = []
-        for beyond in (0.05, 0.3, 1.5):
-            for gamma in (1.0, 2.5):
-                start = {
-                    "threshold": self.least * (1 + beyond),
-                    "gamma": gamma,
-                    "log_a": 0.0,
-                    "log_sigma": math.log(0.3),
-                } | fixed
-                gap = np.log(start["threshold"] - self.chains[observed])
-                start["log_a"] = float(np.mean(log_time + start["gamma"] * gap))
-                fit = Minuit(self.cost, **start)
-                fit.errordef = Minuit.LIKELIHOOD
-                fit.limits["threshold"] = (self.least * (1 + 1e-6), None)
-                fit.limits["gamma"] = (0.0, 50.0)
-                fit.limits["log_sigma"] = (math.log(1e-2), math.log(10.0))
-                for name in fixed:
-                    fit.fixed[name] = True
-                fit.strategy = 0
-                fit.migrad()
-                if math.isfinite(fit.fval):
-                    found.append((float(fit.fval), *(float(value) for value in fit.values)))
+        starts = {
+            "threshold": [self.least * (1 + beyond) for beyond in (0.05, 0.3, 1.5)],
+            "gamma": [1.0, 2.5],
+        } | {name: [value] for name, value in fixed.items()}
+        for threshold, gamma in product(starts["threshold"], starts["gamma"]):
+            gap = np.log(threshold - self.chains[observed])
+            log_a = float(np.mean(log_time + gamma * gap))
+            fit = Minuit(self.cost, threshold, gamma, log_a, math.log(0.3))
+            fit.errordef = Minuit.LIKELIHOOD
+            fit.limits["threshold"] = (self.least * (1 + 1e-6), None)
+            fit.limits["gamma"] = (0.0, 50.0)
+            fit.limits["log_sigma"] = (math.log(1e-2), math.log(10.0))
+            for name in fixed:
+                fit.fixed[name] = True
+            fit.strategy = 0
+            fit.migrad()
+            if math.isfinite(fit.fval):
+                found.append((float(fit.fval), *(float(value) for value in fit.values)))
         if not found:
             raise CannotFit("the likelihood of the times to M2 has no maximum")
         return min(found)
