@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from iclens.transformer import Edges, Senders, Transformer, TransformerConfig, forward
+from iclens.transformer import ACTIVATIONS, Edges, Senders, Transformer, TransformerConfig, forward
 
 C, N, BATCH = 4, 12, 5
 CONFIGS = [
@@ -27,10 +27,10 @@ CONFIGS = [
 ] + [
     TransformerConfig(width=16, heads=2, attention_only=True),
     TransformerConfig(width=8, layers=3, heads=2, hidden=5),
-    TransformerConfig(width=8, layers=1),
+    TransformerConfig(width=8, layers=1, activation="gelu"),
 ]
 each_config = pytest.mark.parametrize(
-    "config", CONFIGS, ids=lambda c: f"{c.layers}x{c.heads}-{c.positions}-{c.norm}"
+    "config", CONFIGS, ids=lambda c: f"{c.layers}x{c.heads}-{c.positions}-{c.norm}-{c.activation}"
 )
 
 
@@ -224,6 +224,25 @@ def test_gradients_are_finite_and_reach_every_parameter(config) -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(gradient(candidate)):
             assert np.isfinite(leaf).all(), path
             assert np.any(leaf != 0), path
+
+
+def test_an_mlp_is_the_activation_between_two_maps() -> None:
+    inputs = jnp.linspace(-4, 4, 41, dtype=jnp.float32)
+    cubic = np.asarray(inputs, float) + 0.044715 * np.asarray(inputs, float) ** 3
+    gelu = inputs / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * cubic))
+    np.testing.assert_allclose(ACTIVATIONS["gelu"](inputs), gelu, atol=1e-6)
+    for name, values in {"relu": np.maximum(inputs, 0), "gelu": gelu}.items():
+        config = TransformerConfig(
+            width=2, layers=1, hidden=1, norm="none", activation=name, circuit=("embed->mlp1",)
+        )
+        model = Transformer(config, len(inputs), 1, key=jax.random.key(0))
+        model = eqx.tree_at(
+            lambda m: (m.embedding, m.mlps[0].weight_in, m.mlps[0].weight_out),
+            model,
+            (jnp.stack([inputs, inputs], 1), jnp.array([[2.0], [-1.0]]), jnp.array([[1.0, 3.0]])),
+        )
+        written = forward(model, jnp.arange(len(inputs))[:, None]).senders.values[-1]
+        np.testing.assert_allclose(written[:, 0], np.outer(values, [1, 3]), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ and everything downstream is recomputed exactly.  Without edges the sum is the r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -38,6 +38,12 @@ ROTARY_BASE = 10_000.0
 NORM_EPSILON = 1e-6
 QUERY_BLOCK = 64
 """Queries that are attended from together."""
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=True),
+}
+"""GELU is x Phi(x) with Phi(x) near (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (Hendrycks and
+Gimpel, 2016)."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class TransformerConfig:
     """Attention heads H in each layer; D must be a multiple of H."""
     hidden: int | None = None
     """Hidden width F of the MLPs; 4 D where it is not given."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """What the hidden units of the MLPs do; GELU in its form with tanh."""
     attention_only: bool = False
     """Drop the MLPs."""
     norm: Literal["rms", "layer", "none"] = "rms"
@@ -144,7 +152,7 @@ class Attention(eqx.Module):
 
 
 class MLP(eqx.Module):
-    """One hidden layer with ReLU."""
+    """One hidden layer."""
 
     weight_in: Float[Array, "width hidden"]
     bias_in: Float[Array, " hidden"]
@@ -352,7 +360,7 @@ def forward(
         if model.mlps and len(values) == before + config.heads:
             mlp = model.mlps[layer - 1]
             hidden = dense(read(f"mlp{layer}", before + config.heads, start), mlp.weight_in)
-            hidden = jax.nn.relu(hidden + mlp.bias_in)
+            hidden = ACTIVATIONS[config.activation](hidden + mlp.bias_in)
             values.append(dense(hidden, mlp.weight_out) + mlp.bias_out)
 
     logits = dense(read("out", len(config.senders), since), model.unembedding)

@@ -28,6 +28,7 @@ CONFIGS = {
     "absolute": TransformerConfig(width=16, positions="absolute"),
     "rotary": TransformerConfig(width=16, heads=2, positions="rotary"),
     "no positions": TransformerConfig(width=16, positions="none"),
+    "gelu": TransformerConfig(width=16, activation="gelu"),
     "attention only": TransformerConfig(width=16, attention_only=True),
     "one layer": TransformerConfig(width=16, layers=1),
     "three layers": TransformerConfig(width=16, layers=3, heads=2),

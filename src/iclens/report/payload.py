@@ -103,6 +103,7 @@ def model_data(reading: Reading) -> dict[str, Any]:
             "layers": model.layers,
             "heads": model.heads,
             "hidden": model.mlp_width,
+            "activation": model.activation,
             "attention_only": model.attention_only,
             "norm": model.norm,
             "positions": model.positions,

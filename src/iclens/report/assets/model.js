@@ -95,6 +95,12 @@ function attended(queries, keys, values, bias, length, width) {
   return { mixed, weights };
 }
 
+/** What a hidden unit makes of its input: GELU in its form with tanh. */
+const ACTIVATIONS = {
+  relu: (value) => Math.max(0, value),
+  gelu: (value) => (value / 2) * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (value + 0.044715 * value ** 3))),
+};
+
 function softmax(logits) {
   const most = Math.max(...logits), raised = logits.map((logit) => Math.exp(logit - most));
   const total = raised.reduce((sum, value) => sum + value, 0);
@@ -110,6 +116,7 @@ function softmax(logits) {
 function forwardPass(weights, config, states) {
   const { width, layers, heads, hidden, norm } = config, length = states.length, inner = width / heads;
   const data = (name) => weights[name].data;
+  const activation = ACTIVATIONS[config.activation];
   const edges = config.circuit?.length ? new Set(config.circuit) : null;
   const senders = []; // [name, values (position, width)]
   const embedding = data("embedding");
@@ -155,7 +162,7 @@ function forwardPass(weights, config, states) {
     if (config.attention_only) continue;
     const active = product(read(`mlp${layer + 1}`, senders.length), data(`mlps.${layer}.weight_in`), length, width, hidden);
     const biasIn = data(`mlps.${layer}.bias_in`), biasOut = data(`mlps.${layer}.bias_out`);
-    for (let place = 0; place < active.length; place++) active[place] = Math.max(0, active[place] + biasIn[place % hidden]);
+    for (let place = 0; place < active.length; place++) active[place] = activation(active[place] + biasIn[place % hidden]);
     const written = product(active, data(`mlps.${layer}.weight_out`), length, hidden, width);
     for (let place = 0; place < written.length; place++) written[place] += biasOut[place % width];
     senders.push([`mlp${layer + 1}`, written]);
