@@ -18,14 +18,17 @@ import pytest
 import tomlkit
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy.stats import kstest
 
 from iclens import cli
+from iclens.chains import ChainSet
 from iclens.lab import store
-from iclens.lab.cell import RESULTS, Cell, run_cell
+from iclens.lab.cell import PURPOSES, RESULTS, Cell, run_cell
 from iclens.lab.files import arrays_to_tree, read_arrays, tree_to_arrays, write_arrays, write_file
 from iclens.lab.recipe import Recipe, SweepConfig, load_recipe, parse_recipe, presets
 from iclens.lab.store import create_run, hold, open_run, record_provenance
 from iclens.lab.sweep import run_sweep
+from iclens.predictors import memorising
 
 TINY = load_recipe("tiny")
 SHORT = dataclasses.replace(
@@ -80,6 +83,7 @@ TABLES = st.fixed_dictionaries(
             {
                 "states": st.integers(2, 20),
                 "context": st.integers(2, 10**6),
+                "weights": st.sampled_from(["equal", "dirichlet"]),
                 "concentration": st.floats(0, exclude_min=True, allow_infinity=False),
             }
         ),
@@ -291,9 +295,35 @@ def test_no_two_purposes_cells_or_seeds_share_a_key() -> None:
         tuple(jax.random.key_data(Cell(Path(), SHORT, chains, seed).key(purpose)).tolist())
         for chains in (1, 2, "infinite")
         for seed in (0, 1)
-        for purpose in ("chains", "model", "batches", "id", "ood")
+        for purpose in PURPOSES
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_weights_are_drawn_uniformly_from_the_simplex_and_nothing_else_changes() -> None:
+    task = dataclasses.replace(SHORT.task, weights="dirichlet")
+    weighted = dataclasses.replace(SHORT, task=task)
+    cells = [Cell(Path(), weighted, 3, seed) for seed in range(80)]
+    weights = np.array([cell.chain_set.weights for cell in cells])
+    # Of the flat law of three each weight has the distribution function 1 - (1 - w)^2.
+    for column in (1 - (1 - weights) ** 2).T:
+        assert kstest(column, "uniform").pvalue > 1e-3
+    plain = Cell(Path(), SHORT, 3, 0)
+    np.testing.assert_allclose(plain.chain_set.transition, cells[0].chain_set.transition)
+    np.testing.assert_array_equal(plain.chain_set.weights, np.full(3, 1 / 3))
+    index = cells[0].chain_set.sample(jax.random.key(0), 10_000, 1)[1]
+    np.testing.assert_allclose(np.bincount(index, minlength=3) / 10_000, weights[0], atol=0.02)
+
+
+def test_weights_reach_the_evaluation(tmp_path) -> None:
+    task = dataclasses.replace(SHORT.task, weights="dirichlet")
+    cell = Cell(tmp_path, dataclasses.replace(SHORT, task=task), 4, 0)
+    on = cell.evaluation_sets["id"]
+    two_mem = np.asarray(on.references[3])
+    expected = memorising(cell.chain_set, points=2)(on.states)[:, : two_mem.shape[1]]
+    np.testing.assert_allclose(two_mem, expected, atol=1e-5)
+    equal = memorising(ChainSet(cell.chain_set.transition), points=2)(on.states)
+    assert not np.allclose(two_mem, equal[:, : two_mem.shape[1]], atol=1e-2)
 
 
 @pytest.mark.parametrize("kind", ["truncated", "flipped"])

@@ -112,6 +112,7 @@ def predictions_in(page: Page, states: list[int], prior: ChainPrior, chains: Any
             "count": chains.count,
             "transition": chains.transition.ravel().tolist(),
             "stationary": chains.stationary.ravel().tolist(),
+            "prior": chains.weights.tolist(),
         },
     }
     found: dict[str, Any] = page.evaluate(
@@ -123,7 +124,8 @@ def predictions_in(page: Page, states: list[int], prior: ChainPrior, chains: Any
 @pytest.mark.parametrize(("count", "concentration"), [(1, 1.0), (40, 0.2)])
 def test_references_are_those_of_the_library(page: Page, count: int, concentration: float) -> None:
     prior = ChainPrior(4, concentration)
-    chains = prior.sample(jax.random.key(1), count)
+    drawn = prior.sample(jax.random.key(1), count)
+    chains = ChainSet(drawn.transition, np.random.default_rng(2).dirichlet(np.full(count, 0.3)))
     for length in (1, 30):
         states = np.random.default_rng(length).integers(0, 4, length).tolist()
         found = predictions_in(page, states, prior, chains)
@@ -137,7 +139,9 @@ def test_there_may_be_very_many_chains(page: Page) -> None:
     found = page.evaluate(
         """() => {
             const count = 300000, fill = (size) => new Float32Array(size).fill(0.5);
-            const chains = { count, transition: fill(4 * count), stationary: fill(2 * count) };
+            const chains = {
+                count, transition: fill(4 * count), stationary: fill(2 * count), prior: fill(count),
+            };
             return referencePredictions([0, 1], { C: 2, pseudoCount: 1, concentration: 1, chains });
         }"""
     )

@@ -48,7 +48,7 @@ from iclens.predictors import PREDICTORS, reference_predictors
 from iclens.training import Snapshot, TrainingState, initial_state, train
 from iclens.transformer import Transformer, forward
 
-PURPOSES = ("chains", "model", "batches", "id", "ood", "trace")
+PURPOSES = ("chains", "model", "batches", "id", "ood", "trace", "weights")
 """What a cell needs randomness for; each has a stream of its own."""
 HEAD_SCORES = ("previous", "previous_chance", "induction", "induction_chance", "uniformity")
 RESULTS = ("curves.nc", "checkpoints.safetensors", "state.safetensors")
@@ -90,10 +90,15 @@ class Cell:
 
     @cached_property
     def chain_set(self) -> ChainSet | None:
-        """The training set of chains; None where K is infinite."""
+        """The training set of chains, with their weights; None where K is infinite."""
         if self.chains == "infinite":
             return None
-        return self.prior.sample(self.key("chains"), self.chains)
+        drawn = self.prior.sample(self.key("chains"), self.chains)
+        if self.recipe.task.weights == "equal":
+            return drawn
+        with jax.enable_x64(True):  # exponential variates over their sum follow the flat law
+            mass = jax.random.exponential(self.key("weights"), (self.chains,), "float64")
+        return ChainSet(drawn.transition, np.asarray(mass))
 
     @property
     def source(self) -> ChainSet | ChainPrior:

@@ -32,6 +32,9 @@ class TaskConfig:
     """Context length N."""
     concentration: float = 1.0
     """Dirichlet concentration alpha of the rows of the chain prior."""
+    weights: Literal["equal", "dirichlet"] = "equal"
+    """How often sequences come from each of K chains: equally often, or by weights that are drawn
+    once, uniformly from all that sum to 1 (the flat Dirichlet law)."""
 
     def __post_init__(self) -> None:
         if self.states < 2:

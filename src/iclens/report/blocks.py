@@ -140,6 +140,7 @@ def _cell_arrays(
     if with_chains:
         found["transition"] = chains.transition.astype(np.float32)
         found["stationary"] = chains.stationary.astype(np.float32)
+        found["prior"] = chains.weights.astype(np.float32)
     if steps and like is not None:
         places = [replace(cell).steps.index(step) for step in steps]
         kept = {name: array[places] for name, array in _parameters(cell).items()}

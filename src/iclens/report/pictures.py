@@ -165,6 +165,8 @@ def task_picture(reading: Reading) -> str:
         kept = "A single chain"
     elif count == "∞":
         kept = "Fresh chains without end"
+    elif task.weights != "equal":
+        kept += ", some met more often than others"
     heads = f"{model.heads} head{'s' * (model.heads > 1)}"
     mlp = "" if model.attention_only else f", MLPs of width F = {model.mlp_width:,}"
     return _list(

@@ -34,7 +34,7 @@ function insideModels({ axis, cells, phases }, model, plain, changed) {
     const weights = (place) => Object.fromEntries(Object.entries(arrays)
       .filter(([name]) => name.startsWith("weights."))
       .map(([name, { shape }]) => [name.slice(8), { shape: shape.slice(1), data: row(name, place) }]));
-    const chains = arrays.transition && { count: arrays.transition.shape[0], transition: arrays.transition.data, stationary: arrays.stationary.data };
+    const chains = arrays.transition && { count: arrays.transition.shape[0], transition: arrays.transition.data, stationary: arrays.stationary.data, prior: arrays.prior.data };
     return {
       arrays, row, rows, weights, steps: Array.from(arrays.steps?.data ?? []),
       edges: listed("edges"), criteria: listed("criteria"), phases: listed("phases"),

@@ -189,10 +189,10 @@ function referencePredictions(states, { C, pseudoCount, concentration, chains })
   };
   const found = { "1-Gen": shares(one, pseudoCount), "2-Gen": shares(two.slice(current * C, (current + 1) * C), concentration) };
   if (!chains) return found;
-  const { count, transition, stationary } = chains;
-  /** The mean of the chains' rows of the current state, weighted by exp(log weight). */
+  const { count, transition, stationary, prior } = chains; // prior: the weight of each
+  /** The mean of the chains' rows of the current state, weighted by their prior and exp(log weight). */
   const mean = (logWeight) => {
-    const logs = Array.from({ length: count }, (_, chain) => logWeight(chain));
+    const logs = Array.from({ length: count }, (_, chain) => Math.log(prior[chain]) + logWeight(chain));
     const most = logs.reduce((one, other) => Math.max(one, other), -Infinity); // of any number of chains
     if (most === -Infinity) return null;
     const row = new Array(C).fill(0);
