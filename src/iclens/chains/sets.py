@@ -1,0 +1,101 @@
+"""Finite sets of chains."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from numpy.typing import ArrayLike
+
+from iclens.chains.sampling import check_size, walk
+from iclens.chains.stationary import stationary_laws, validated
+
+
+class ChainSet(eqx.Module):
+    """A finite set of K Markov chains over C states.
+
+    A pytree of float64 numpy arrays.  Passed to a compiled function they become float32 there, and
+    `sample` and `draw` work on them all the same.
+    """
+
+    transition: Float[np.ndarray, "chain state state"]
+    """Transition matrices, `transition[k, a, b]` = P(next = b given current = a)."""
+    stationary: Float[np.ndarray, "chain state"]
+    """Stationary laws, exactly 0 at transient states."""
+    weights: Float[np.ndarray, " chain"]
+    """Probability of each chain; they sum to 1."""
+    cumulative: UInt32[np.ndarray, " chain"]
+    """Running sums of `weights` in units of 2^-32, by which the chains of sequences are drawn."""
+
+    def __init__(self, transition: ArrayLike, weights: ArrayLike | None = None):
+        """Take transition matrices (chain, state, state) and weights (chain,), equal by default.
+
+        Weights may have any positive sum.  Periodic chains and chains with transient states are
+        legal.
+
+        Raises `ValueError`, naming the place, for a wrong shape, fewer than one chain or two
+        states, an entry that is negative or not finite, a row that does not sum to 1 within 1e-6,
+        a chain with several stationary laws, and weights that are negative or all zero.
+        """
+        self.transition = validated(transition)
+        self.stationary = stationary_laws(self.transition)
+        count = len(self.transition)
+        mass = np.ones(count) if weights is None else np.asarray(weights, dtype=np.float64)
+        if mass.shape != (count,):
+            raise ValueError(
+                f"weights: expected shape ({count},), one for each chain, got {mass.shape}"
+            )
+        if (wrong := ~np.isfinite(mass) | (mass < 0)).any():
+            where = int(wrong.argmax())
+            raise ValueError(
+                f"weight of chain {where}: expected a finite number of at least 0, "
+                f"got {mass[where]}"
+            )
+        if not mass.any():
+            raise ValueError("weights: expected a positive sum, got 0 for every chain")
+        mass = mass / mass.max()  # so that the sum cannot overflow
+        self.weights = mass / mass.sum()
+        running = np.cumsum(self.weights)
+        # Adding a zero weight leaves the sum as it is, and the interval of its chain empty.
+        self.cumulative = np.minimum(np.rint(running / running[-1] * 2**32), 2**32 - 1).astype(
+            np.uint32
+        )
+
+    @property
+    def count(self) -> int:
+        """Number K of chains."""
+        return len(self.transition)
+
+    @property
+    def states(self) -> int:
+        """Number C of states."""
+        return int(self.transition.shape[-1])
+
+    def sample(
+        self, key: PRNGKeyArray, sequences: int, length: int
+    ) -> tuple[Int[Array, "sequence position"], Int[Array, " sequence"]]:
+        """Draw sequences and the index of the chain of each; the first state follows pi.
+
+        Random numbers have finite resolution: 2^-32 in the probability of a chain (one of smaller
+        weight may never be drawn), 2^-23 in that of a transition.
+
+        Raises `ValueError` if `sequences` or `length` is below 1.
+        """
+        check_size(sequences, length)
+        index_key, walk_key = jax.random.split(key)
+        bits = jax.random.bits(index_key, (sequences,), jnp.uint32)
+        # The largest draw is left out since 2^32, the end of the last interval, is no uint32.
+        index = jnp.searchsorted(
+            jnp.asarray(self.cumulative), jnp.minimum(bits, jnp.uint32(2**32 - 2)), side="right"
+        ).astype(jnp.int32)
+        initial, transition = jnp.asarray(self.stationary), jnp.asarray(self.transition)
+        return walk(walk_key, initial[index], transition[index], length), index
+
+    def draw(
+        self, key: PRNGKeyArray, sequences: int, length: int
+    ) -> tuple[Int[Array, "sequence position"], Float[Array, "sequence state state"]]:
+        """The sequences of `sample`, and the transition matrix of each."""
+        states, index = self.sample(key, sequences, length)
+        return states, jnp.asarray(self.transition)[index]
