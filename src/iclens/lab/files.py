@@ -89,34 +89,60 @@ def checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def write_arrays(
+    path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write named arrays as safetensors (which stores the buffer as it lies, hence the C order).
 
-    The format has no checksum of its own: that of the arrays goes into its metadata.
+    The format has no checksum of its own: that of the arrays and of the other metadata goes into
+    its metadata.
     """
     ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    write_file(path, safetensors.numpy.save(ordered, {"sha256": _digest(ordered)}))
+    digest = {"sha256": _digest(ordered, metadata or {})}
+    write_file(path, safetensors.numpy.save(ordered, {**(metadata or {}), **digest}))
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read what `write_arrays` wrote.  Raises `ValueError` if the file is damaged."""
+    return read_arrays_and_metadata(path)[0]
+
+
+def read_arrays_and_metadata(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Read the arrays and the metadata that `write_arrays` wrote, the checksum left out.
+
+    Raises `ValueError` if the file is damaged.
+    """
+    arrays, metadata = read_safetensors(path)
+    expected = metadata.pop("sha256", None)
+    if expected is None:
+        raise ValueError(f"{path} has no checksum: it was not written by iclens")
+    if _digest(arrays, metadata) != expected:
+        raise ValueError(f"{path} does not match its checksum")
+    return arrays, metadata
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays and the metadata of any safetensors file.
+
+    Raises `ValueError` if the file is damaged.
+    """
     content = path.read_bytes()
     try:
         arrays: dict[str, np.ndarray] = safetensors.numpy.load(content)
         length = int.from_bytes(content[:8], "little")
-        expected = json.loads(content[8 : 8 + length])["__metadata__"]["sha256"]
+        metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
     except Exception as error:
         raise ValueError(f"{path} cannot be read as safetensors: {error!r}") from None
-    if _digest(arrays) != expected:
-        raise ValueError(f"{path} does not match its checksum")
-    return arrays
+    return arrays, metadata
 
 
-def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+def _digest(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
         digest.update(arrays[name].tobytes())
+    if metadata:
+        digest.update(json.dumps(metadata, sort_keys=True).encode())
     return digest.hexdigest()
 
 
@@ -127,13 +153,13 @@ def tree_to_arrays(tree: object) -> dict[str, np.ndarray]:
 
 
 def arrays_to_tree(like: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
-    """The pytree `like` with its arrays replaced by those of the same path.
+    """The pytree `like` with its arrays, or their shapes, replaced by the arrays of the same path.
 
     Raises `ValueError` naming the path where an array is missing or has another shape or type.
     """
 
     def replace(path: tuple[object, ...], leaf: Any) -> Any:
-        if not eqx.is_array(leaf):
+        if not (eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)):
             return leaf
         name = _name(path)
         if name not in arrays:

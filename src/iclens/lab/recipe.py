@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import cattrs
 import tomlkit
@@ -18,6 +18,7 @@ from iclens.names import nearest, unknown
 from iclens.training import TrainingConfig
 from iclens.transformer import TransformerConfig
 
+Config = TypeVar("Config")
 Diversity = int | Literal["infinite"]
 """Data diversity K: a number of chains, or fresh chains without end."""
 
@@ -184,8 +185,16 @@ def parse_recipe(text: str, where: str = "recipe") -> Recipe:
     for section, content in table.items():
         if not isinstance(content, dict):
             raise ValueError(f"{where}: {section}: expected a table of keys, got {content!r}")
+    return structure(table, Recipe, where)
+
+
+def structure(table: object, kind: type[Config], where: str) -> Config:
+    """A dataclass from a table of its keys, nothing coerced; `where` names it in errors.
+
+    Raises `ValueError` with the key, what was expected and what was found.
+    """
     try:
-        return _converter().structure(table, Recipe)
+        return _converter().structure(table, kind)
     except cattrs.BaseValidationError as error:
         messages = cattrs.transform_error(error, format_exception=_explain)
         raise ValueError("; ".join(f"{where}: {_place_first(line)}" for line in messages)) from None

@@ -1,0 +1,1 @@
+"""Models out to other tools, and models of other tools in."""
