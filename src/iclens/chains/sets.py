@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -28,16 +32,24 @@ class ChainSet(eqx.Module):
     """Probability of each chain; they sum to 1."""
     cumulative: UInt32[np.ndarray, " chain"]
     """Running sums of `weights` in units of 2^-32, by which the chains of sequences are drawn."""
+    labels: tuple[str, ...] | None = eqx.field(static=True)
+    """What the states are called, where they are not called by their numbers."""
 
-    def __init__(self, transition: ArrayLike, weights: ArrayLike | None = None):
+    def __init__(
+        self,
+        transition: ArrayLike,
+        weights: ArrayLike | None = None,
+        labels: Sequence[str] | None = None,
+    ):
         """Take transition matrices (chain, state, state) and weights (chain,), equal by default.
 
         Weights may have any positive sum.  Periodic chains and chains with transient states are
-        legal.
+        legal.  `labels` are names of the states, all different.
 
         Raises `ValueError`, naming the place, for a wrong shape, fewer than one chain or two
         states, an entry that is negative or not finite, a row that does not sum to 1 within 1e-6,
-        a chain with several stationary laws, and weights that are negative or all zero.
+        a chain with several stationary laws, weights that are negative or all zero, and labels
+        that are not one for each state, empty, no text to print, or twice the same.
         """
         self.transition = validated(transition)
         self.stationary = stationary_laws(self.transition)
@@ -62,6 +74,34 @@ class ChainSet(eqx.Module):
         self.cumulative = np.minimum(np.rint(running / running[-1] * 2**32), 2**32 - 1).astype(
             np.uint32
         )
+        self.labels = None if labels is None else tuple(labels)
+        if self.labels is not None:
+            if len(self.labels) != self.states:
+                raise ValueError(
+                    f"labels: expected {self.states}, one for each state, got {len(self.labels)}"
+                )
+            for label in self.labels:
+                if not label or any(unicodedata.category(sign) in ("Cc", "Cs") for sign in label):
+                    raise ValueError(f"labels: expected a name for each state, got {label!r}")
+            if len(set(self.labels)) < len(self.labels):
+                twice = next(label for label in self.labels if self.labels.count(label) > 1)
+                raise ValueError(f"labels: expected different names, got {twice!r} twice")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> ChainSet:
+        """Read a chain set from a .npy, .npz, .csv or .json file, as `read_chains` says.
+
+        Raises `OSError` if there is no such file, and `ValueError` naming file and place.
+        """
+        from iclens.chains.files import read_chains
+
+        return read_chains(path)
+
+    def to_npz(self) -> bytes:
+        """The content of a .npz file that `from_file` reads; equal sets give equal bytes."""
+        from iclens.chains.files import npz_bytes
+
+        return npz_bytes(self)
 
     @property
     def count(self) -> int:
