@@ -229,9 +229,34 @@ def test_verdicts_need_every_criterion(plain) -> None:
     assert not hypotheses(tasks)["statistical induction head"].passes
 
 
-def test_models_without_the_parts_are_refused() -> None:
+def test_a_model_of_one_layer_is_refused() -> None:
     on = probe(CHAINS, N, key=jax.random.key(2))
     ood = contrast("resample", PRIOR, 4, N, key=jax.random.key(4))
-    for config in (TransformerConfig(width=8, layers=1), TransformerConfig(attention_only=True)):
-        with pytest.raises(ValueError, match="at least two layers, with MLPs"):
-            measure_roles(Transformer(config, C, N, key=jax.random.key(0)), on, ood)
+    model = Transformer(TransformerConfig(width=8, layers=1), C, N, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="at least two layers"):
+        measure_roles(model, on, ood)
+
+
+def test_a_model_of_attention_only_is_asked_for_an_induction_head_alone() -> None:
+    """Its measures are those of the same model with MLPs that write nothing."""
+    config = TransformerConfig(width=8, attention_only=True)
+    model = Transformer(config, C, N, key=jax.random.key(0))
+    on = probe(CHAINS, N, key=jax.random.key(2))
+    ood = contrast("resample", PRIOR, 16, N, key=jax.random.key(4))
+    got = measure_roles(model, on, ood)
+    assert set(hypotheses(got)) == {"statistical induction head"}
+    assert np.isnan([got.encoder_pair, got.encoder_state, got.encoder_chance]).all()
+    whole = Transformer(TransformerConfig(width=8), C, N, key=jax.random.key(0))
+    silent = eqx.tree_at(
+        lambda m: (m.embedding, m.unembedding, m.attentions, *(p.weight_out for p in m.mlps)),
+        whole,
+        (
+            model.embedding,
+            model.unembedding,
+            model.attentions,
+            *(0 * mlp.weight_out for mlp in whole.mlps),
+        ),
+    )
+    expected = measure_roles(silent, on, ood)
+    for name in ("induction_without_layer", "pool", "decoder", "readout", "dimension", "ood_loss"):
+        assert getattr(got, name) == pytest.approx(getattr(expected, name), abs=1e-4), name

@@ -242,6 +242,11 @@ SHAPES = {
         model=TransformerConfig(attention_only=True, norm="layer", positions="absolute"),
         train=TrainingConfig(steps=20, evaluations=1),
     ),
+    "one layer": replace(
+        RECIPE,
+        model=TransformerConfig(layers=1),
+        train=TrainingConfig(steps=20, evaluations=1),
+    ),
     "three layers": replace(RECIPE, model=TransformerConfig(layers=3, norm="none")),
 }
 
@@ -262,7 +267,7 @@ def test_models_of_other_shapes(open_page: Open, tmp_path: Path, shape: str) -> 
         np.testing.assert_allclose(probabilities, expected[name], atol=0.003)
     patterns = page.locator("#attention .head").count()
     assert patterns == recipe.model.heads * recipe.model.layers
-    traceable = not recipe.model.attention_only
+    traceable = recipe.model.layers > 1
     assert page.locator("#trace-command").is_visible() == traceable
     assert page.locator("#untraced-never").is_visible() != traceable
 

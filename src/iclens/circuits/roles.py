@@ -4,6 +4,7 @@ Two hypotheses are put together from them.  The *statistical induction head* (2-
 the positions that follow earlier visits to the current state, by what the layer before it wrote
 there.  The *task recognition head* (2-Mem): an MLP encodes pairs of states, attention pools them
 into a task vector phi, and the next MLP decodes phi and the current state into the chain's row.
+Models of attention only have no MLPs that could: of them the first alone is tested.
 """
 
 from __future__ import annotations
@@ -130,7 +131,10 @@ def probe(source: ChainSet | ChainPrior, context: int, *, key: PRNGKeyArray) -> 
 
 @dataclass(frozen=True)
 class Roles:
-    """Every measure of a model's components, each with what chance gives; shares of 1."""
+    """Every measure of a model's components, each with what chance gives; shares of 1.
+
+    Those of the encoder are NaN without MLPs.
+    """
 
     heads: HeadScores
     """On the probe's sequences."""
@@ -170,15 +174,15 @@ class Roles:
 
 
 def check_roles(config: TransformerConfig) -> None:
-    """Raise `ValueError` for a model of fewer than two layers or without MLPs: no encoder."""
-    if config.layers < 2 or config.attention_only:
-        raise ValueError("roles need a model of at least two layers, with MLPs")
+    """Raise `ValueError` for a model of fewer than two layers: no head reads another's output."""
+    if config.layers < 2:
+        raise ValueError("roles need a model of at least two layers")
 
 
 def measure_roles(model: Transformer, on: Probe, ood: Contrast) -> Roles:
     """All measures of a model.  `ood` has sequences of fresh chains, with any baseline.
 
-    Raises `ValueError` for a model of fewer than two layers or without MLPs, which has no encoder.
+    Raises `ValueError` for a model of fewer than two layers.
     """
     config = model.config
     check_roles(config)
@@ -198,7 +202,14 @@ def measure_roles(model: Transformer, on: Probe, ood: Contrast) -> Roles:
     size = model.embedding.shape[0]
     late = states.shape[1] // 2
     pair = states[:, late - 1 : -1] * size + states[:, late:]
-    written = np.asarray(clean["mlp1"], np.float64).reshape(-1, config.width)
+    encoder = dict.fromkeys(("encoder_pair", "encoder_state", "encoder_chance"), np.nan)
+    if not config.attention_only:
+        written = np.asarray(clean["mlp1"], np.float64).reshape(-1, config.width)
+        encoder = {
+            "encoder_pair": _explained(written, pair.ravel()),
+            "encoder_state": _explained(written, states[:, late:].ravel()),
+            "encoder_chance": (len(np.unique(pair)) - 1) / (pair.size - 1),
+        }
     phi = np.asarray(clean["phi"], np.float64)
     pairs = np.eye(size**2)[states[:, :-1] * size + states[:, 1:]].mean(1)
     frequencies = np.eye(size)[states].mean(1)
@@ -209,9 +220,7 @@ def measure_roles(model: Transformer, on: Probe, ood: Contrast) -> Roles:
     return Roles(
         heads=scores,
         induction_without_layer=float(blind),
-        encoder_pair=_explained(written, pair.ravel()),
-        encoder_state=_explained(written, states[:, late:].ravel()),
-        encoder_chance=(len(np.unique(pair)) - 1) / (pair.size - 1),
+        **encoder,
         pool=_r_squared(pairs, phi, fit, held),
         pool_state=_r_squared(frequencies, phi, fit, held),
         pool_chance=_r_squared(np.random.default_rng(0).permutation(pairs), phi, fit, held),
@@ -231,7 +240,7 @@ def _activations(model: Transformer, on: Probe) -> dict[str, Any]:
     config = model.config
     context = on.states.shape[1]
     last = [config.senders.index(f"att{config.layers}.{head}") for head in range(config.heads)]
-    mlp = config.senders.index("mlp1")
+    encoder = {} if config.attention_only else {"mlp1": config.senders.index("mlp1")}
     # The task vector is what the last attention layer writes; swapped, all its edges are cut.
     graph = Graph(config)
     names = [edge for place in last for edge in graph.from_sender(config.senders[place])]
@@ -252,9 +261,9 @@ def _activations(model: Transformer, on: Probe) -> dict[str, Any]:
             known = clean.senders.values[: last[0]]
             return distance(forward(model, part.states, edges, known).logits)
 
-        return {
+        written = {name: clean.senders.values[place] for name, place in encoder.items()}
+        return {name: value[:, context // 2 :] for name, value in written.items()} | {
             "scores": head_scores(clean.attention, part.states),
-            "mlp1": clean.senders.values[mlp][:, context // 2 :],
             "phi": _task_vectors(model, clean),
             "distance": distance(clean.logits),
             "distance_swapped": swapped(part.other),
@@ -262,7 +271,7 @@ def _activations(model: Transformer, on: Probe) -> dict[str, Any]:
         }
 
     found = jax.lax.map(chunk, _in_rounds(on))
-    joined = {name: found[name].reshape(-1, *found[name].shape[2:]) for name in ("mlp1", "phi")}
+    joined = {n: found[n].reshape(-1, *found[n].shape[2:]) for n in (*encoder, "phi")}
     mean = jax.tree.map(lambda chunks: jnp.mean(chunks, axis=0), found)
     return joined | {
         "scores": mean["scores"],
@@ -381,7 +390,7 @@ def _criterion(value: float, limit: float) -> dict[str, Any]:
 
 
 def hypotheses(roles: Roles) -> dict[str, Verdict]:
-    """Both hypotheses about a model.
+    """Both hypotheses about a model; without MLPs only that of the statistical induction head.
 
     Most measures count where they are more than half-way from their chance level to 1.  Without a
     largest value of their own: that the keys of layer 1 matter (more than half of the excess goes
@@ -395,7 +404,7 @@ def hypotheses(roles: Roles) -> dict[str, Verdict]:
     excess = (best - chance) / (1 - chance)
     blind = (roles.induction_without_layer - chance) / (1 - chance)
     lags = np.asarray(heads.by_lag)[:layer]
-    return {
+    found = {
         "statistical induction head": Verdict(
             {
                 "attends to what followed the current state": _criterion(excess, HALF),
@@ -407,8 +416,10 @@ def hypotheses(roles: Roles) -> dict[str, Verdict]:
                 ),
                 "is needed on fresh chains": _criterion(roles.ood_loss, 2 * roles.ood_loss_error),
             }
-        ),
-        "task recognition head": Verdict(
+        )
+    }
+    if not np.isnan(roles.encoder_chance):
+        found["task recognition head"] = Verdict(
             {
                 "encodes pairs": _criterion(
                     roles.encoder_pair,
@@ -429,5 +440,5 @@ def hypotheses(roles: Roles) -> dict[str, Verdict]:
                     roles.readout, HALF + HALF * roles.readout_chance
                 ),
             }
-        ),
-    }
+        )
+    return found

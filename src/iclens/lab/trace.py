@@ -262,9 +262,12 @@ def _checkpoint(here: xr.Dataset) -> dict[str, Any]:
 
 
 def stretches(trace: xr.Dataset, hypothesis: str) -> list[tuple[int, int]]:
-    """First and last step of each run of successive checkpoints at which a hypothesis passes."""
+    """First and last step of each run of successive checkpoints at which a hypothesis passes.
+
+    None where it was not tested.
+    """
     names = [name.startswith(hypothesis) for name in trace.criterion.values.tolist()]
-    passes = trace.criterion_holds.values.astype(bool)[:, names].all(axis=1)
+    passes = trace.criterion_holds.values.astype(bool)[:, names].all(axis=1) & any(names)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], passes, [False]]).astype(int)))
     steps = trace.step.values
     return [(int(steps[a]), int(steps[b - 1])) for a, b in edges.reshape(-1, 2)]

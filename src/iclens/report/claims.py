@@ -254,7 +254,7 @@ def _mechanism(
             failed = [name for name, ok in zip(names, holds[place], strict=True) if not ok]
             (inside if clear else outside)[at] = failed
     if not inside:
-        return _not_traced(reading, claim, phase)
+        return _not_traced(reading, claim, phase, hypothesis)
     passes = sum(not failed for failed in inside.values())
     elsewhere = sum(not failed for failed in outside.values())
     cells = len({(chains, seed) for chains, seed, _ in inside})
@@ -276,12 +276,15 @@ def _is_of(criterion: str, hypothesis: str) -> bool:
     return criterion.startswith(f"{hypothesis}: ")
 
 
-def _not_traced(reading: Reading, claim: str, phase: str) -> Finding:
+def _not_traced(reading: Reading, claim: str, phase: str, hypothesis: str) -> Finding:
     """What to trace: of the cells that end in a phase, or else visit it, the plainest."""
     try:
         check_roles(reading.run.recipe.model)
     except ValueError as error:
         return Finding(claim, f"{_sentence(str(error))}.", "not measured")
+    if reading.run.recipe.model.attention_only and hypothesis == "task recognition head":
+        text = "These models have no MLPs to encode and decode with."
+        return Finding(claim, text, "not measured")
     cells = [cell for cell in _finished(reading) if phase in cell["phases"]]
     if not cells:
         text = f"No finished cell of this run is clearly in {phase} at any time."
