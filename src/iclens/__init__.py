@@ -10,6 +10,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from iclens.chains import ChainPrior as ChainPrior
     from iclens.chains import ChainSet as ChainSet
+    from iclens.chains import DirichletRows as DirichletRows
+    from iclens.chains import DoublyStochasticPrior as DoublyStochasticPrior
+    from iclens.chains import Prior as Prior
+    from iclens.chains import SparsePrior as SparsePrior
     from iclens.circuits.graph import Graph as Graph
     from iclens.circuits.interventions import attribution as attribution
     from iclens.circuits.interventions import contrast as contrast
@@ -42,7 +46,14 @@ if TYPE_CHECKING:
 
 # Public names by module; imported on first use, so that `iclens --help` does not wait for jax.
 _PUBLIC = {
-    "iclens.chains": ("ChainPrior", "ChainSet"),
+    "iclens.chains": (
+        "ChainPrior",
+        "ChainSet",
+        "DirichletRows",
+        "DoublyStochasticPrior",
+        "Prior",
+        "SparsePrior",
+    ),
     "iclens.predictors": ("PREDICTORS", "reference_predictors"),
     "iclens.transformer": ("Edges", "Transformer", "TransformerConfig", "forward"),
     "iclens.training": ("TrainingConfig", "initial_state", "train"),

@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from iclens.chains import ChainPrior, ChainSet
+from iclens.chains import ChainSet, Prior
 from iclens.predictors import Predictor, States, check_states, reference_predictors
 
 PHASES = ("G1", "G2", "M1", "M2")
@@ -74,7 +74,7 @@ class Measurement(eqx.Module):
 
 
 def evaluation_set(
-    source: ChainSet | ChainPrior,
+    source: ChainSet | Prior,
     predictors: Mapping[str, Predictor],
     sequences: int,
     context: int,
@@ -246,7 +246,7 @@ def score(
     model: Callable[[Any], Any] | Float[Array, "batch position state"] | np.ndarray,
     states: States,
     chains: ChainSet | None,
-    prior: ChainPrior,
+    prior: Prior,
 ) -> Score:
     """Score any model on contexts drawn from `chains` against the four references.
 

@@ -4,13 +4,15 @@ A predictor takes states (batch, position) and returns, for every position n, lo
 the next state given x_0..x_n.  Generalising predictors know only the chain prior, memorising ones
 the chain set; each uses p-point statistics, the counts of words of p successive states:
 
-    1-Gen   (c_b + a1) / (n + 1 + C a1)
-    2-Gen   (c_ab + alpha) / (c_a. + C alpha),  a = x_n
+    1-Gen   (c_b + a1_b) / (n + 1 + sum_b a1_b)
+    2-Gen   (c_ab + alpha_ab) / (c_a. + sum_b alpha_ab),  a = x_n
     1-Mem   sum_k w_k T_k[x_n],   w_k ~ weight_k prod_a pi_k(a)^(c_a)
     2-Mem   sum_k w_k T_k[x_n],   w_k ~ weight_k pi_k(x_0) prod_ab T_k(a, b)^(c_ab)
 
-2-Gen is the Bayes-optimal predictor of fresh chains but for what x_0 says through pi, and 2-Mem
-that of the chain set: on sequences of the set no predictor's expected loss is below its own.
+with pseudo-counts a1 and alpha that are the same for all states under the usual prior.  2-Gen is
+the Bayes-optimal predictor of fresh chains but for what x_0 says through pi (under some priors it
+only approximates that, as `Prior.two_gen` says), and 2-Mem that of the chain set: on sequences of
+the set no predictor's expected loss is below its own.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Integer
 
-from iclens.chains import ChainPrior, ChainSet
+from iclens.chains import ChainSet, Prior
 
 PREDICTORS = ("1-Gen", "2-Gen", "1-Mem", "2-Mem")
 """Names of the references."""
@@ -39,7 +41,7 @@ POSITION_CHUNK = 2048
 """Chains and positions whose likelihoods are in memory at a time, 4 MiB for each array of them."""
 
 
-def reference_predictors(chains: ChainSet | None, prior: ChainPrior) -> dict[str, Predictor]:
+def reference_predictors(chains: ChainSet | None, prior: Prior) -> dict[str, Predictor]:
     """The references by name, in the order of `PREDICTORS`; 1-Mem reads out the chain's row.
 
     `chains` is None for training on ever fresh chains, for which only the two generalising
@@ -47,9 +49,14 @@ def reference_predictors(chains: ChainSet | None, prior: ChainPrior) -> dict[str
 
     Raises `ValueError` if chains and prior differ in their number of states.
     """
+    one_point = prior.one_point_pseudo_counts
     predictors = {
-        "1-Gen": generalising(prior.states, points=1, pseudo_count=prior.one_point_concentration),
-        "2-Gen": generalising(prior.states, points=2, pseudo_count=prior.concentration),
+        "1-Gen": uniform(prior.states)
+        if np.isinf(one_point).all()
+        else generalising(prior.states, points=1, pseudo_count=one_point),
+        "2-Gen": generalising(
+            prior.states, points=2, pseudo_count=prior.pseudo_counts, successors=prior.successors
+        ),
     }
     if chains is not None:
         if chains.states != prior.states:
@@ -62,22 +69,52 @@ def reference_predictors(chains: ChainSet | None, prior: ChainPrior) -> dict[str
     return predictors
 
 
-def generalising(states: int, *, points: Literal[1, 2], pseudo_count: float) -> Predictor:
-    """Posterior mean of a distribution over C = `states` states under a symmetric Dirichlet prior.
-
-    From one-point statistics the distribution is the stationary law, from two-point statistics the
-    row of the current state.  `pseudo_count` is the concentration of the prior.
-
-    Raises `ValueError` for an unknown `points` or a `pseudo_count` that is not a positive number.
-    The predictor raises `ValueError`, naming the place, for a state outside [0, C).
-    """
-    _check_points(points)
-    if not 0 < pseudo_count < float("inf"):
-        raise ValueError(f"pseudo-count: expected a positive number, got {pseudo_count}")
+def uniform(states: int) -> Predictor:
+    """The uniform distribution over C = `states` states, whatever the context."""
 
     def predict(context: States) -> Float[Array, "batch position state"]:
         context = check_states(context, states)
-        log_probs: Array = _generalise(context, pseudo_count, states, points)
+        return jnp.full((*context.shape, states), -np.log(states), jnp.float32)
+
+    return predict
+
+
+def generalising(
+    states: int,
+    *,
+    points: Literal[1, 2],
+    pseudo_count: float | Float[np.ndarray, " state"] | Float[np.ndarray, "state state"],
+    successors: int | None = None,
+) -> Predictor:
+    """Posterior mean of a distribution over C = `states` states under a Dirichlet prior.
+
+    From one-point statistics the distribution is the stationary law, from two-point statistics the
+    row of the current state.  `pseudo_count` is the concentration of the prior, one for each state
+    (state,) if need be, or with two-point statistics one for each pair (state, state).
+
+    Where only some states can follow a state, any `successors` of them with equal chance, those
+    not seen yet have (s - o) / (C - o) of their pseudo-count, o being the number of those seen; a
+    context with more has NaN, for the posterior does not exist.
+
+    Raises `ValueError` for an unknown `points`, a `pseudo_count` of another shape or with what is
+    not a positive number, or `successors` that are not 1 to C.  The predictor raises `ValueError`,
+    naming the place, for a state outside [0, C).
+    """
+    _check_points(points)
+    if wrong := [x for x in np.ravel(pseudo_count).tolist() if not 0 < x < float("inf")]:
+        raise ValueError(f"pseudo-count: expected a positive number, got {wrong[0]}")
+    if np.shape(pseudo_count) not in [(), (states,), (states, states)][: points + 1]:
+        raise ValueError(
+            f"pseudo-count: expected one, or one for each of {states} states, got shape "
+            f"{np.shape(pseudo_count)}"
+        )
+    if not 1 <= (few := successors or states) <= states:
+        raise ValueError(f"successors: expected 1 to {states}, got {successors}")
+    table = jnp.asarray(np.broadcast_to(pseudo_count, (states ** (points - 1), states)), "float32")
+
+    def predict(context: States) -> Float[Array, "batch position state"]:
+        context = check_states(context, states)
+        log_probs: Array = _generalise(context, table, states, points, few)
         return log_probs
 
     return predict
@@ -159,11 +196,19 @@ def _counts(context: Array, states: int, length: int) -> Array:
     return jnp.cumsum(jax.nn.one_hot(words, states**length, dtype=jnp.float32), axis=1)
 
 
-@partial(jax.jit, static_argnames=("states", "points"))
-def _generalise(context: Array, pseudo_count: Array, states: int, points: int) -> Array:
+@partial(jax.jit, static_argnames=("states", "points", "successors"))
+def _generalise(
+    context: Array, pseudo_counts: Array, states: int, points: int, successors: int
+) -> Array:
     counts = _counts(context, states, points).reshape(*context.shape, -1, states)
-    preceding = _words(context, states, points - 1)[..., None, None]
-    counts = jnp.take_along_axis(counts, preceding, axis=2)[:, :, 0] + pseudo_count
+    preceding = _words(context, states, points - 1)
+    counts = jnp.take_along_axis(counts, preceding[..., None, None], axis=2)[:, :, 0]
+    pseudo = pseudo_counts[preceding]
+    if successors < states:
+        seen = jnp.sum(counts > 0, axis=-1, keepdims=True)
+        share = jnp.where(seen > successors, jnp.nan, (successors - seen) / (states - seen))
+        pseudo = jnp.where((counts > 0) & (seen <= successors), pseudo, share * pseudo)
+    counts = counts + pseudo
     return jnp.log(counts) - jnp.log(jnp.sum(counts, axis=-1, keepdims=True))
 
 

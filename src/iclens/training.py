@@ -28,7 +28,7 @@ BLOCK = 64
 
 @runtime_checkable
 class Source(Protocol):
-    """Where training sequences come from: a `ChainSet`, or a `ChainPrior` for ever fresh chains."""
+    """Where training sequences come from: a `ChainSet`, or a `Prior` for ever fresh chains."""
 
     def draw(
         self, key: PRNGKeyArray, sequences: int, length: int

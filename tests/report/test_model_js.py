@@ -13,7 +13,14 @@ import pytest
 import safetensors.numpy
 from playwright.sync_api import Browser, Page
 
-from iclens.chains import ChainPrior, ChainSet
+from iclens.chains import (
+    ChainPrior,
+    ChainSet,
+    DirichletRows,
+    DoublyStochasticPrior,
+    Prior,
+    SparsePrior,
+)
 from iclens.lab.files import arrays_to_tree, tree_to_arrays
 from iclens.predictors import reference_predictors
 from iclens.transformer import Transformer, TransformerConfig, forward
@@ -102,11 +109,13 @@ def test_a_forward_pass_is_that_of_the_library(page: Page, name: str, length: in
     np.testing.assert_allclose(found["phi"], phi, atol=2e-5)
 
 
-def predictions_in(page: Page, states: list[int], prior: ChainPrior, chains: Any) -> dict[str, Any]:
+def predictions_in(page: Page, states: list[int], prior: Prior, chains: Any) -> dict[str, Any]:
+    one_point = prior.one_point_pseudo_counts
     tables = {
         "C": prior.states,
-        "pseudoCount": prior.one_point_concentration,
-        "concentration": prior.concentration,
+        "onePoint": one_point.tolist() if np.isfinite(one_point).all() else None,
+        "pseudoCounts": prior.pseudo_counts.ravel().tolist(),
+        "successors": prior.successors,
         "chains": chains
         and {
             "count": chains.count,
@@ -135,6 +144,28 @@ def test_references_are_those_of_the_library(page: Page, count: int, concentrati
     assert set(predictions_in(page, states, prior, None)) == {"1-Gen", "2-Gen"}
 
 
+@pytest.mark.parametrize(
+    "prior",
+    [
+        pytest.param(DirichletRows.cyclic(4, drift=3.0), marks=pytest.mark.slow, id="cyclic"),
+        pytest.param(SparsePrior(4, 2), id="sparse"),
+        pytest.param(DoublyStochasticPrior(4), id="doubly stochastic"),
+    ],
+)
+def test_references_know_the_structure_of_chains(page: Page, prior: Prior) -> None:
+    chains = prior.sample(jax.random.key(1), 5)
+    own = [0, 1, 0, 1, 0, 2, 0, 3, 0]  # of which state 0 has three successors, one too many
+    for states in ([0], own[:3], own[:5], own, [1, 1, 2, 1, 3, 2, 0, 0, 0, 1]):
+        found = predictions_in(page, states, prior, None)
+        for name, predictor in reference_predictors(None, prior).items():
+            expected = np.exp(predictor(np.array([states])))[0, -1]
+            if np.isnan(expected).any():
+                assert found[name] is None
+            else:
+                np.testing.assert_allclose(found[name], expected, atol=1e-4, err_msg=name)
+    assert set(predictions_in(page, [0, 1], prior, chains)) > {"1-Mem", "2-Mem"}
+
+
 def test_there_may_be_very_many_chains(page: Page) -> None:
     found = page.evaluate(
         """() => {
@@ -142,7 +173,8 @@ def test_there_may_be_very_many_chains(page: Page) -> None:
             const chains = {
                 count, transition: fill(4 * count), stationary: fill(2 * count), prior: fill(count),
             };
-            return referencePredictions([0, 1], { C: 2, pseudoCount: 1, concentration: 1, chains });
+            const prior = { onePoint: [1, 1], pseudoCounts: [1, 1, 1, 1], successors: 2 };
+            return referencePredictions([0, 1], { C: 2, ...prior, chains });
         }"""
     )
     assert found["2-Mem"] == found["1-Mem"] == [0.5, 0.5]

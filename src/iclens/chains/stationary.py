@@ -58,9 +58,7 @@ def stationary_laws(transition: np.ndarray) -> np.ndarray:
     count, states, _ = transition.shape
     order = np.broadcast_to(np.arange(states), (count, states)).copy()
     some = np.flatnonzero((transition == 0).any(axis=(1, 2)))
-    reach: np.ndarray = (transition[some] > 0) | np.eye(states, dtype=bool)
-    for _ in range((states - 1).bit_length()):  # paths of up to 1, 2, 4, ... steps
-        reach = np.matmul(reach, reach)
+    reach: np.ndarray = reachable(transition[some] > 0, np)
     # A stationary law is unique if and only if some state is reachable from all.
     everywhere = np.asarray(reach.all(axis=1))
     if (several := ~everywhere.any(axis=1)).any():
@@ -81,6 +79,15 @@ def stationary_laws(transition: np.ndarray) -> np.ndarray:
     stationary = np.empty((count, states))
     stationary[chain, order] = np.exp(log_stationary(log_transition, np))
     return stationary
+
+
+def reachable(possible: Any, xp: Any) -> Any:
+    """Which states lead to which, in any number of steps, for arrays of `xp`."""
+    states = possible.shape[-1]
+    reach = possible | xp.eye(states, dtype=bool)
+    for _ in range((states - 1).bit_length()):  # paths of up to 1, 2, 4, ... steps
+        reach = xp.matmul(reach, reach)
+    return reach
 
 
 def log_stationary(log_transition: Any, xp: Any) -> Any:

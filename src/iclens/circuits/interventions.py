@@ -30,7 +30,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from iclens.chains import ChainPrior, ChainSet, stationary_distribution, walk
+from iclens.chains import ChainSet, Prior, stationary_distribution, walk
 from iclens.circuits.graph import Graph
 from iclens.names import unknown
 from iclens.predictors import check_states
@@ -82,7 +82,7 @@ class Effects(eqx.Module):
 
 def contrast(
     baseline: str,
-    source: ChainSet | ChainPrior,
+    source: ChainSet | Prior,
     sequences: int,
     context: int,
     *,
@@ -123,7 +123,7 @@ def contrast(
 
 
 def _of_another_chain(
-    states: Array, drawn: PRNGKeyArray, key: PRNGKeyArray, source: ChainSet | ChainPrior
+    states: Array, drawn: PRNGKeyArray, key: PRNGKeyArray, source: ChainSet | Prior
 ) -> Array:
     """Stationary sequences of other chains, given their last states, walked backwards.
 
@@ -150,7 +150,15 @@ def _of_another_chain(
         drawn_rows = np.asarray(source.draw(which, count * CANDIDATES, 1)[1], np.float64)
         candidates = (drawn_rows / drawn_rows.sum(-1, keepdims=True)).reshape(shape)
         laws = stationary_distribution(candidates.reshape(-1, *shape[2:])).reshape(shape[:3])
-        likely = np.log(np.take_along_axis(laws, last[:, None, None], axis=2)[..., 0])
+        chance = np.take_along_axis(laws, last[:, None, None], axis=2)[..., 0]
+        if (nowhere := ~chance.any(axis=1)).any():
+            sequence = int(nowhere.argmax())
+            raise ValueError(
+                f"swap_chain: none of {CANDIDATES} fresh chains visits state {last[sequence]}, in "
+                f"which sequence {sequence} ends"
+            )
+        with np.errstate(divide="ignore"):
+            likely = np.log(chance)
         other = np.asarray(jax.random.categorical(jax.random.fold_in(which, 1), likely))
         transition = candidates[np.arange(count), other]
         stationary = laws[np.arange(count), other]

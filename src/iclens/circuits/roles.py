@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from iclens.chains import ChainPrior, ChainSet
+from iclens.chains import ChainSet, Prior
 from iclens.circuits.graph import Graph
 from iclens.circuits.interventions import Contrast, chunk_size, mask_effects, no_lag
 from iclens.separation import effective_dimension, linear_readout
@@ -101,13 +101,13 @@ class Probe(eqx.Module):
     """A sequence of a third chain; where there are only two, another one of the own."""
 
 
-def probe(source: ChainSet | ChainPrior, context: int, *, key: PRNGKeyArray) -> Probe:
+def probe(source: ChainSet | Prior, context: int, *, key: PRNGKeyArray) -> Probe:
     """Draw a probe from the first chains of a set, at most 32, or from 32 fresh ones.
 
     Raises `ValueError` if there are fewer than two chains.
     """
     first, second = jax.random.split(key)
-    chains = source.sample(first, PROBE_CHAINS) if isinstance(source, ChainPrior) else source
+    chains = source.sample(first, PROBE_CHAINS) if isinstance(source, Prior) else source
     count = min(PROBE_CHAINS, chains.count)
     if count < 2:
         raise ValueError("roles need at least two chains to tell apart, got 1")

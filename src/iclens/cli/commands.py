@@ -62,6 +62,7 @@ def run(arguments: list[str]) -> int:
         from iclens.cli.progress import Progress, duration
         from iclens.lab.ensemble import default_members
         from iclens.lab.recipe import Recipe, load_recipe, presets
+        from iclens.lab.source import prior_of
         from iclens.lab.store import create_run, open_run
         from iclens.lab.sweep import default_workers, run_sweep
         from iclens.lab.sweep import plan as make_plan
@@ -110,6 +111,7 @@ def run(arguments: list[str]) -> int:
             "--workers and --ensemble train on this machine: give --cluster.kind local with them"
         )
     created = create_run(options.out or Path("runs") / Path(source).stem, recipe)
+    print(f"chains  {prior_of(recipe).two_gen}")
     if options.create:
         count = len(created.cells)
         print(f"{created.path}: {count} cells. Each is done by")

@@ -21,7 +21,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, PRNGKeyArray
 
-from iclens.chains import ChainPrior, ChainSet
+from iclens.chains import ChainSet, Prior
 from iclens.circuits.roles import head_scores
 from iclens.lab.files import (
     arrays_to_tree,
@@ -35,6 +35,7 @@ from iclens.lab.files import (
     write_file,
 )
 from iclens.lab.recipe import Diversity, Recipe
+from iclens.lab.source import chains_of, prior_of
 from iclens.phases import (
     EvaluationSet,
     compose,
@@ -84,24 +85,34 @@ class Cell:
         return jax.random.fold_in(cell, PURPOSES.index(purpose))
 
     @cached_property
-    def prior(self) -> ChainPrior:
+    def prior(self) -> Prior:
         """The chain prior of the recipe."""
-        return ChainPrior(self.recipe.task.states, self.recipe.task.concentration)
+        return prior_of(self.recipe)
 
     @cached_property
     def chain_set(self) -> ChainSet | None:
-        """The training set of chains, with their weights; None where K is infinite."""
+        """The training set of chains, with their weights; None where K is infinite.
+
+        Of a file of M chains it is K that are drawn, in the order of the file.
+        """
         if self.chains == "infinite":
             return None
-        drawn = self.prior.sample(self.key("chains"), self.chains)
+        found = chains_of(self.recipe)
+        if found is None:
+            found = self.prior.sample(self.key("chains"), self.chains)
+        elif self.chains < found.count:
+            taken = np.sort(jax.random.permutation(self.key("chains"), found.count)[: self.chains])
+            found = ChainSet(found.transition[taken], found.weights[taken], found.labels)
+        elif self.chains > found.count:
+            raise ValueError(f"expected at most {found.count} chains, as many as the file has")
         if self.recipe.task.weights == "equal":
-            return drawn
+            return found
         with jax.enable_x64(True):  # exponential variates over their sum follow the flat law
             mass = jax.random.exponential(self.key("weights"), (self.chains,), "float64")
-        return ChainSet(drawn.transition, np.asarray(mass))
+        return ChainSet(found.transition, np.asarray(mass), found.labels)
 
     @property
-    def source(self) -> ChainSet | ChainPrior:
+    def source(self) -> ChainSet | Prior:
         """Where training sequences come from."""
         return self.chain_set or self.prior
 

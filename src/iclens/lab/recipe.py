@@ -23,6 +23,10 @@ Diversity = int | Literal["infinite"]
 """Data diversity K: a number of chains, or fresh chains without end."""
 
 
+CHAIN_FILES = (".npy", ".npz", ".csv", ".json")
+"""Endings of files of chains."""
+
+
 @dataclass(frozen=True)
 class TaskConfig:
     """The sequences to predict."""
@@ -34,8 +38,12 @@ class TaskConfig:
     concentration: float = 1.0
     """Dirichlet concentration alpha of the rows of the chain prior."""
     weights: Literal["equal", "dirichlet"] = "equal"
-    """How often sequences come from each of K chains: equally often, or by weights that are drawn
-    once, uniformly from all that sum to 1 (the flat Dirichlet law)."""
+    """How often sequences come from each of K chains: equally often (those of a file as often as it
+    says), or by weights that are drawn once, uniformly from all that sum to 1 (the flat Dirichlet
+    law)."""
+    chains: str = ""
+    """File of M chains that the training sets of K <= M are taken from, as `ChainSet.from_file`
+    reads it; its path is relative to the recipe's file.  Empty: they are drawn from the prior."""
 
     def __post_init__(self) -> None:
         if self.states < 2:
@@ -46,6 +54,41 @@ class TaskConfig:
             raise ValueError(
                 f"task.concentration: expected a positive number, got {self.concentration}"
             )
+        if self.chains and Path(self.chains).suffix.lower() not in CHAIN_FILES:
+            raise ValueError(
+                f"task.chains: expected a file that ends in {', '.join(CHAIN_FILES)}, "
+                f"got {self.chains!r}"
+            )
+
+
+@dataclass(frozen=True)
+class PriorConfig:
+    """The chain prior: the law of fresh chains and, without a file, of the training sets."""
+
+    kind: Literal["dirichlet", "sparse", "block", "cyclic", "doubly-stochastic", "fitted"] = (
+        "dirichlet"
+    )
+    """Rows all alike; few successors of each state; blocks of states; a drift round a ring;
+    mixtures of permutations; fitted to the chains of `task.chains`."""
+    successors: int = 2
+    """Of `sparse`: states that can follow a state."""
+    blocks: int = 2
+    """Of `block`: number of blocks."""
+    outside: float = 0.1
+    """Of `block`: pseudo-count of states outside the own block; those in it have the
+    concentration."""
+    drift: float = 5.0
+    """Of `cyclic`: pseudo-count of the next state on the ring; others have the concentration."""
+    permutations: int = 3
+    """Of `doubly-stochastic`: permutations in a mixture; their weights have the concentration."""
+
+    def __post_init__(self) -> None:
+        for name in ("successors", "blocks", "permutations"):
+            if (value := getattr(self, name)) < 2:
+                raise ValueError(f"prior.{name}: expected at least 2, got {value}")
+        for name in ("outside", "drift"):
+            if not 0 < (value := getattr(self, name)) < float("inf"):
+                raise ValueError(f"prior.{name}: expected a positive number, got {value}")
 
 
 @dataclass(frozen=True)
@@ -127,16 +170,32 @@ class Recipe:
     """All that decides the results of a run, and where it is done."""
 
     task: TaskConfig = field(default_factory=TaskConfig)
+    prior: PriorConfig = field(default_factory=PriorConfig)
     model: TransformerConfig = field(default_factory=TransformerConfig)
     train: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
+    def __post_init__(self) -> None:
+        of = {"sparse": "successors", "block": "blocks"}.get(self.prior.kind)
+        if of and (value := getattr(self.prior, of)) > self.task.states:
+            raise ValueError(
+                f"prior.{of}: expected at most task.states = {self.task.states}, got {value}"
+            )
+        if self.prior.kind == "fitted" and not self.task.chains:
+            raise ValueError(
+                'prior.kind = "fitted": expected task.chains, a file of chains, got none'
+            )
+
     def to_toml(self) -> str:
-        """The recipe as TOML with every default filled in."""
+        """The recipe as TOML with every default filled in.
+
+        A file of chains is named without its folder: a run has it beside its recipe.
+        """
         model = dataclasses.replace(self.model, hidden=self.model.mlp_width)
-        return tomlkit.dumps(_plain(dataclasses.replace(self, model=model)))
+        task = dataclasses.replace(self.task, chains=Path(self.task.chains).name)
+        return tomlkit.dumps(_plain(dataclasses.replace(self, model=model, task=task)))
 
     def difference(self, other: Recipe) -> list[str]:
         """What differs between this recipe and another, a line for each key.
@@ -161,6 +220,8 @@ def presets() -> list[str]:
 def load_recipe(name: str | Path) -> Recipe:
     """Read a preset by its name, or a recipe by the path of its TOML file.
 
+    A file of chains is looked for beside the recipe's own.
+
     Raises `ValueError` with the file, the key, what was expected and what was found.
     """
     path = Path(name)
@@ -173,7 +234,11 @@ def load_recipe(name: str | Path) -> Recipe:
         text = resources.files("iclens").joinpath("recipes", f"{name}.toml").read_text("utf-8")
     else:
         raise ValueError(f"{unknown('preset', name, presets())}, or the path of a .toml file")
-    return parse_recipe(text, where=str(name))
+    recipe = parse_recipe(text, where=str(name))
+    if not recipe.task.chains:
+        return recipe
+    chains = str((path.parent / recipe.task.chains).resolve())
+    return dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, chains=chains))
 
 
 def parse_recipe(text: str, where: str = "recipe") -> Recipe:

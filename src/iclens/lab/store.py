@@ -1,6 +1,7 @@
 """Runs on disk: a recipe, where it came from, and its cells.
 
 NAME/recipe.toml        the complete recipe, defaults filled in
+NAME/chains-DIGEST.npz  the chains that training sets are taken from, where they come from a file
 NAME/provenance.json    versions, device, random numbers, code revision, recipe, of each invocation
 NAME/cells/chains=K,seed=S/
 NAME/figures/  NAME/report.html
@@ -30,6 +31,7 @@ from iclens.lab.cell import Cell
 from iclens.lab.files import hold_lock, write_file
 from iclens.lab.recipe import Recipe, load_recipe, parse_recipe
 from iclens.lab.refine import Place, next_cells
+from iclens.lab.source import chains_difference, chains_of, prior_of, saved_chains
 from iclens.phases import PhaseMap, float_diversity
 
 LIBRARIES = ("iclens", "jax", "jaxlib", "equinox", "optax", "numpy")
@@ -161,11 +163,17 @@ def open_run(path: str | Path) -> Run:
 def create_run(path: str | Path, recipe: Recipe) -> Run:
     """Start a run, or take up the one at `path`; cells of new K or seeds are added to it.
 
-    Raises `ValueError` with the differences if the run there has another recipe, or if there is
-    something else at `path`.
+    A file of chains is copied into the run's folder.
+
+    Raises `ValueError` with the differences if the run there has another recipe, if there is
+    something else at `path`, or if the recipe's chains do not fit it, and `OSError` if they cannot
+    be read; nothing is written then.
     """
     path = Path(path)
-    ours = (".lock", ".recipe.toml", "recipe.toml")  # and what a killed process leaves of them
+    chains_of(recipe)
+    prior_of(recipe)
+    # And what a killed process leaves of them.
+    ours = (".lock", ".recipe.toml", "recipe.toml", "chains-", ".chains-")
     if path.exists() and not (path / "recipe.toml").exists():
         stranger = not path.is_dir() or any(not e.name.startswith(ours) for e in path.iterdir())
         if stranger:
@@ -176,6 +184,15 @@ def create_run(path: str | Path, recipe: Recipe) -> Run:
     with hold(Run(path)):
         if exists := (path / "recipe.toml").exists():
             old = open_run(path).recipe
+            if old.task.chains and recipe.task.chains:
+                if apart := chains_difference(old, recipe):
+                    raise ValueError(
+                        f"the run at {str(path)!r} has other chains (saved against asked): "
+                        f"{apart}. Choose another folder with --out"
+                    )
+                recipe = dataclasses.replace(
+                    recipe, task=dataclasses.replace(recipe.task, chains=old.task.chains)
+                )
             if different := old.difference(recipe):
                 raise ValueError(
                     f"the run at {str(path)!r} has another recipe (saved against asked): "
@@ -187,6 +204,9 @@ def create_run(path: str | Path, recipe: Recipe) -> Run:
                 seeds=tuple(dict.fromkeys(old.sweep.seeds + recipe.sweep.seeds)),
             )
             recipe = dataclasses.replace(old, sweep=sweep, cluster=recipe.cluster)
+        elif recipe.task.chains:
+            recipe, content = saved_chains(recipe, path)
+            write_file(Path(recipe.task.chains), content)
         if not exists or recipe != old:  # the file may have comments of the user's
             write_file(path / "recipe.toml", recipe.to_toml().encode())
     return Run(path)

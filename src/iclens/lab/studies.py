@@ -42,11 +42,17 @@ def run_study(
 
 
 def context_recipes(recipe: Recipe, contexts: Iterable[int]) -> dict[str, Recipe]:
-    """The recipe at each context.  Raises `ValueError` unless chains are fresh and SGD trains."""
+    """The recipe at each context.  Raises `ValueError` unless chains are fresh, of equal
+    Dirichlet rows, and SGD trains."""
     if recipe.sweep.chains != ("infinite",) or recipe.train.optimizer != "sgd":
         raise ValueError(
             "the study of the context wants sweep.chains = ['infinite'] and train.optimizer = "
             f"'sgd', got {list(recipe.sweep.chains)} and {recipe.train.optimizer!r}"
+        )
+    if recipe.prior.kind != "dirichlet":
+        raise ValueError(
+            "the study of the context wants prior.kind = 'dirichlet', for which the theory holds, "
+            f"got {recipe.prior.kind!r}"
         )
     contexts = tuple(contexts)
     if len(set(contexts)) < 3:

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 import xarray as xr
 from jaxtyping import Array, Float
 
-from iclens.chains import ChainSet
 from iclens.lab.cell import Cell
 from iclens.lab.files import arrays_to_tree
 from iclens.predictors import States
@@ -125,9 +125,8 @@ def _cell_arrays(
     Where training chains are fresh ones, all sequences are.
     """
     rng = np.random.default_rng([cell.seed, 0 if cell.chains == "infinite" else cell.chains])
-    states, context = cell.recipe.task.states, cell.recipe.task.context
-    rows = rng.dirichlet(np.full(states, cell.prior.concentration), (SHOWN_CHAINS, states))
-    fresh = ChainSet(np.maximum(rows, np.finfo(float).tiny))
+    context = cell.recipe.task.context
+    fresh = cell.prior.sample(jax.random.fold_in(cell.key("ood"), 1), SHOWN_CHAINS)
     chains = cell.chain_set or fresh
     index = np.repeat(np.arange(min(chains.count, SHOWN_CHAINS)), SHOWN_SEQUENCES)
     sequences = walk(rng, chains, index, context)

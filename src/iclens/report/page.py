@@ -67,6 +67,7 @@ def render_page(reading: Reading) -> str:
         theory=sections.theory(run.path / "theory"),
         table="".join(sections.row(reading, cell) for cell in run.cells),
         download=f"data:text/plain;charset=utf-8,{quote(run.recipe_text)}",
+        chains=sections.chains_file(run),
         reproduce=escape(shlex.join(["iclens", "run", "recipe.toml", "--out", run.name])),
         recipe=escape(run.recipe_text),
         provenance=sections.provenance(run.provenance),

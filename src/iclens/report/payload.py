@@ -92,12 +92,15 @@ def model_data(reading: Reading) -> dict[str, Any]:
     """What the page needs to run the models and the references itself."""
     recipe = reading.run.recipe
     model = recipe.model
-    prior = reading.run.cells[0].prior
+    prior, labels = reading.run.cells[0].prior, reading.labels
+    one_point = prior.one_point_pseudo_counts
     return {
         "states": recipe.task.states,
         "context": recipe.task.context,
-        "pseudoCount": prior.one_point_concentration,
-        "concentration": prior.concentration,
+        "labels": labels,
+        "onePoint": one_point.tolist() if np.isfinite(one_point).all() else None,
+        "pseudoCounts": prior.pseudo_counts.ravel().tolist(),
+        "successors": prior.successors,
         "config": {
             "width": model.width,
             "layers": model.layers,

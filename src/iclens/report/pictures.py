@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from iclens.chains import ChainPrior, ChainSet
+from iclens.chains import ChainSet
 from iclens.phases import PHASES
 from iclens.report.reading import Reading, diversity_text, walk
 
@@ -165,7 +165,7 @@ def task_picture(reading: Reading) -> str:
         kept = "A single chain"
     elif count == "∞":
         kept = "Fresh chains without end"
-    elif task.weights != "equal":
+    elif chains.weights.min() < chains.weights.max():
         kept += ", some met more often than others"
     heads = f"{model.heads} head{'s' * (model.heads > 1)}"
     mlp = "" if model.attention_only else f", MLPs of width F = {model.mlp_width:,}"
@@ -216,7 +216,7 @@ def _shown_chains(reading: Reading) -> tuple[ChainSet, str]:
     cell = next(iter(light[-1:] or finite), None)
     if cell is not None and cell.chain_set is not None:
         return cell.chain_set, diversity_text(cell.chains)
-    prior = ChainPrior(task.states, task.concentration)
+    prior = reading.run.cells[0].prior
     return prior.sample(jax.random.key(0), SHOWN_CHAINS), "∞"
 
 

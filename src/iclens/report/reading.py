@@ -15,6 +15,7 @@ from iclens.chains import ChainSet
 from iclens.lab.cell import Cell
 from iclens.lab.files import read_dataset
 from iclens.lab.recipe import Diversity
+from iclens.lab.source import chains_of
 from iclens.lab.store import Run
 from iclens.phases import NO_PHASE, PHASES, float_diversity
 from iclens.predictors import PREDICTORS
@@ -45,6 +46,12 @@ class Reading:
     def axis(self) -> StepAxis:
         """The axis of steps that all cells share."""
         return StepAxis(self.run.recipe.train.evaluation_steps)
+
+    @cached_property
+    def labels(self) -> list[str] | None:
+        """What the states are called, where they are not called by their numbers."""
+        chains = chains_of(self.run.recipe)
+        return None if chains is None or chains.labels is None else list(chains.labels)
 
     @property
     def traces(self) -> dict[str, xr.Dataset]:

@@ -17,6 +17,7 @@ import xarray as xr
 
 from iclens.lab.cell import Cell
 from iclens.lab.recipe import Diversity, Recipe
+from iclens.lab.source import chains_of
 from iclens.lab.store import Run
 from iclens.lab.trace import stretches
 from iclens.report.claims import findings
@@ -27,6 +28,8 @@ from iclens.report.style import PHASE_COLOURS, text_on
 from iclens.report.theory import DRAWINGS, describe_interval, read_results
 from iclens.report.verdicts import counted
 
+LARGEST_LINK = 1_000_000
+"""Bytes of a file of chains that the page can hold."""
 NO_BREAK = "\N{NO-BREAK SPACE}"
 MEANINGS = {
     "G1": "predicts each state as often as it has occurred in the context, whatever the current "
@@ -81,8 +84,32 @@ def facts(run: Run) -> str:
         f"{'1 model' if len(cells) == 1 else models}; {train.steps:,} optimizer steps of "
         f"{name} at learning rate {train.learning_rate:g}"
         f"{'' if train.schedule == 'constant' else ' (cosine schedule)'}, "
-        f"{train.batch} sequences a step."
+        f"{train.batch} sequences a step. {_chains(run)}"
     )
+
+
+def chains_file(run: Run) -> str:
+    """A link with the chains of a run that has them from a file; they are beside its recipe."""
+    if not run.recipe.task.chains:
+        return ""
+    path = Path(run.recipe.task.chains)
+    name, content = escape(path.name), path.read_bytes()
+    if len(content) > LARGEST_LINK:
+        return f", and <code>{name}</code> from the folder of this run beside it"
+    data = f"data:application/octet-stream;base64,{b64encode(content).decode()}"
+    return f' and its chains as <a download="{name}" href="{data}">{name}</a> beside it'
+
+
+def _chains(run: Run) -> str:
+    """Where the chains come from, what their states are called, and what 2-Gen knows of them."""
+    chains, note = chains_of(run.recipe), run.cells[0].prior.two_gen
+    note = f"{note[0].upper()}{note[1:]}."
+    if chains is None:
+        return note
+    names = ", ".join(f"{state} = {name}" for state, name in enumerate(chains.labels or ()))
+    named = f" States: {names}." if names else ""
+    source = f"Training chains are from a file of {counted(chains.count, 'chain')}."
+    return f"{source}{named} {note}"
 
 
 def counts(reading: Reading) -> str:

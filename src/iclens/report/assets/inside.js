@@ -38,7 +38,7 @@ function insideModels({ axis, cells, phases }, model, plain, changed) {
     return {
       arrays, row, rows, weights, steps: Array.from(arrays.steps?.data ?? []),
       edges: listed("edges"), criteria: listed("criteria"), phases: listed("phases"),
-      tables: { C: size, pseudoCount: model.pseudoCount, concentration: model.concentration, chains: chains ?? null },
+      tables: { C: size, onePoint: model.onePoint, pseudoCounts: model.pseudoCounts, successors: model.successors, chains: chains ?? null },
     };
   }
 
@@ -134,7 +134,7 @@ function insideModels({ axis, cells, phases }, model, plain, changed) {
     const rows = { model: probabilities.at(-1), ...referencePredictions(sequence, block.tables) };
     const border = Object.fromEntries(Object.values(phases).map((phase) => [phase.reference, phase.colour]));
     const divergence = (from) => from.reduce((sum, p, state) => sum + (p > 0 ? p * Math.log(p / rows.model[state]) : 0), 0);
-    const head = html("tr", {}, html("td", {}), ...rows.model.map((_, state) => html("th", { scope: "col", class: "number" }, state)),
+    const head = html("tr", {}, html("td", {}), ...rows.model.map((_, state) => html("th", { scope: "col", class: "number" }, model.labels ? `${state} ${model.labels[state]}` : state)),
       html("th", { scope: "col", class: "number" }, "KL, nats"));
     const body = Object.entries(rows).map(([name, row]) => html("tr", { class: name === "model" ? "own" : "" },
       html("th", { scope: "row" }, html("i", { class: "line", style: `border-color: ${border[name] ?? "var(--ink)"}` }), name),

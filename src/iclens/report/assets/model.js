@@ -175,19 +175,26 @@ function forwardPass(weights, config, states) {
 
 /**
  * The references' probabilities of the state that comes after `states`, by name; null where a reference
- * is undefined, because no chain of the set can produce the states.
+ * is undefined, because no chain of the set, or of the prior, can produce the states.
  */
-function referencePredictions(states, { C, pseudoCount, concentration, chains }) {
+function referencePredictions(states, { C, onePoint, pseudoCounts, successors, chains }) {
   const one = new Array(C).fill(0), two = new Array(C * C).fill(0), current = states.at(-1);
   states.forEach((state, place) => {
     one[state]++;
     if (place) two[states[place - 1] * C + state]++;
   });
   const shares = (counts, pseudo) => {
-    const total = counts.reduce((sum, value) => sum + value + pseudo, 0);
-    return counts.map((value) => (value + pseudo) / total);
+    const total = counts.reduce((sum, value, state) => sum + value + pseudo[state], 0);
+    return counts.map((value, state) => (value + pseudo[state]) / total);
   };
-  const found = { "1-Gen": shares(one, pseudoCount), "2-Gen": shares(two.slice(current * C, (current + 1) * C), concentration) };
+  const row = two.slice(current * C, (current + 1) * C), seen = row.filter((times) => times > 0).length;
+  // Of states that were not seen, only some can follow where chains are sparse.
+  const share = successors < C ? (successors - seen) / (C - seen) : 1;
+  const pseudo = pseudoCounts.slice(current * C, (current + 1) * C).map((value, state) => (row[state] ? value : share * value));
+  const found = {
+    "1-Gen": onePoint ? shares(one, onePoint) : new Array(C).fill(1 / C), // every law is uniform
+    "2-Gen": seen > successors ? null : shares(row, pseudo),
+  };
   if (!chains) return found;
   const { count, transition, stationary, prior } = chains; // prior: the weight of each
   /** The mean of the chains' rows of the current state, weighted by their prior and exp(log weight). */
@@ -195,13 +202,13 @@ function referencePredictions(states, { C, pseudoCount, concentration, chains })
     const logs = Array.from({ length: count }, (_, chain) => Math.log(prior[chain]) + logWeight(chain));
     const most = logs.reduce((one, other) => Math.max(one, other), -Infinity); // of any number of chains
     if (most === -Infinity) return null;
-    const row = new Array(C).fill(0);
+    const mixed = new Array(C).fill(0);
     logs.forEach((log, chain) => {
       const weight = Math.exp(log - most);
-      for (let next = 0; next < C; next++) row[next] += weight * transition[(chain * C + current) * C + next];
+      for (let next = 0; next < C; next++) mixed[next] += weight * transition[(chain * C + current) * C + next];
     });
-    const total = row.reduce((sum, value) => sum + value, 0);
-    return total > 0 ? row.map((value) => value / total) : null;
+    const total = mixed.reduce((sum, value) => sum + value, 0);
+    return total > 0 ? mixed.map((value) => value / total) : null;
   };
   // 0 log 0 is 0, and a state that a chain never visits rules it out.
   const evidence = (counts, table, from) => counts.reduce((sum, times, place) => sum + (times ? times * Math.log(table[from + place]) : 0), 0);
