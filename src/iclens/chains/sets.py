@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 from numpy.typing import ArrayLike
 
+from iclens.chains.report import SequenceReport
 from iclens.chains.sampling import check_size, walk
 from iclens.chains.stationary import stationary_laws, validated
 
@@ -96,6 +98,24 @@ class ChainSet(eqx.Module):
         from iclens.chains.files import read_chains
 
         return read_chains(path)
+
+    @classmethod
+    def from_sequences(
+        cls,
+        source: Any,
+        *,
+        smoothing: float = 1.0,
+    ) -> tuple[ChainSet, SequenceReport]:
+        """One chain for each group of sequences of states, as `estimate_chains` says.
+
+        `source` is a CSV file or a table with columns group, order and state, or a list of
+        sequences.  Returns the chains and a report of what they were estimated from.
+
+        Raises `OSError` if the file cannot be read, and `ValueError` naming file and place.
+        """
+        from iclens.chains.sequences import estimate_chains
+
+        return estimate_chains(source, smoothing=smoothing)
 
     def to_npz(self) -> bytes:
         """The content of a .npz file that `from_file` reads; equal sets give equal bytes."""

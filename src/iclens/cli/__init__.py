@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from iclens.cli import commands
+from iclens.cli.chains import chains
 from iclens.cli.choice import choose
 from iclens.interrupts import STOPPED, listen
 
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "theory": theory,
     "figure": commands.figure,
     "report": commands.report,
+    "chains": chains,
 }
 READ_ON = (commands.run, theory)
 """Commands that parse their own arguments."""
