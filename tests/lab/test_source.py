@@ -18,9 +18,6 @@ from iclens.lab.recipe import load_recipe
 from iclens.lab.source import chains_of, prior_of
 from iclens.lab.store import create_run, open_run, record_provenance
 from iclens.lab.studies import context_recipes
-from iclens.lab.sweep import run_sweep
-from iclens.phases import NO_PHASE
-from iclens.report import write_report
 
 CHAINS = ChainSet(
     ChainPrior(3).sample(jax.random.key(0), 6).transition, [1, 2, 1, 2, 1, 2], ("ä", "b", "火")
@@ -191,18 +188,3 @@ def test_the_theory_refuses_other_priors() -> None:
     other = dataclasses.replace(recipe, prior=dataclasses.replace(recipe.prior, kind="cyclic"))
     with pytest.raises(ValueError, match=r"wants prior\.kind = 'dirichlet'.* got 'cyclic'"):
         context_recipes(other, (8, 16, 32))
-
-
-@pytest.mark.slow
-def test_a_run_of_own_chains_trains_resumes_and_is_reported(own, tmp_path) -> None:
-    recipe = load_recipe(own)
-    run = create_run(tmp_path / "run", recipe)
-    assert run_sweep(run) == {}
-    page = write_report(open_run(run.path)).read_text()
-    assert "States: 0 = ä, 1 = b, 2 = 火." in page
-    assert "Training chains are from a file of 6 chains." in page
-    assert "fitted to 6 chains; 2-Gen is exact for them" in page
-    assert 'download="chains-' in page
-    curves = open_run(run.path).cell(6).curves
-    assert np.isfinite(curves.distance).all()
-    assert set(curves.phase.values.tolist()) <= {"G1", "G2", "M1", "M2", NO_PHASE}
