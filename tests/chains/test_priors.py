@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from iclens.chains import ChainPrior, ChainSet, DirichletRows, DoublyStochasticPrior, SparsePrior
+from iclens.chains import ChainSet, DirichletRows, DoublyStochasticPrior, SparsePrior
 from iclens.chains.fit import fit_dirichlet
 from iclens.predictors import generalising, reference_predictors, uniform
 
@@ -22,15 +22,13 @@ PRIORS = {
     "sparse, three": SparsePrior(5, 3, 0.5),
     "doubly stochastic": DoublyStochasticPrior(4, 3),
 }
+FAST = ("sparse", "doubly stochastic")
 EXACT = [name for name in PRIORS if name != "doubly stochastic"]
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in ("sparse, three", "cyclic")))
-        for name in PRIORS
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in PRIORS],
 )
 def test_set_and_fresh_chains_are_alike_and_start_in_their_laws(name) -> None:
     prior, count = PRIORS[name], 4000
@@ -50,6 +48,7 @@ def test_set_and_fresh_chains_are_alike_and_start_in_their_laws(name) -> None:
     assert (abs((pairs - expected).sum(0)) <= 5 * deviation).all()
 
 
+@pytest.mark.slow
 def test_the_structure_is_there() -> None:
     sparse = PRIORS["sparse"].sample(KEY, 500)
     assert ((sparse.transition > 0).sum(-1) == 2).all()
@@ -64,16 +63,17 @@ def test_the_structure_is_there() -> None:
     assert np.argwhere(drift == 5).tolist() == [[0, 1], [1, 2], [2, 3], [3, 0]]
 
 
+@pytest.mark.slow
 def test_chains_of_several_closed_classes_are_few_and_drawn_again() -> None:
     # {a, b} and {c, d} are both closed for 3 of the splits, each of 4 rows with chance 1/6.
     rng = np.random.default_rng(0)
-    chosen = rng.random((200_000, 4, 4)).argsort(-1).argsort(-1) < 2
+    chosen = rng.random((50_000, 4, 4)).argsort(-1).argsort(-1) < 2
     closed = sum(
         (~chosen[:, split][:, :, [s for s in range(4) if s not in split]]).all((1, 2))
         & (~chosen[:, [s for s in range(4) if s not in split]][:, :, split]).all((1, 2))
         for split in ([0, 1], [0, 2], [0, 3])
     )
-    assert closed.mean() == pytest.approx(3 / 6**4, rel=0.2)
+    assert closed.mean() == pytest.approx(3 / 6**4, rel=0.4)
     SparsePrior(4, 2).sample(KEY, 4000)  # of which 9 would have been refused
     states, transition = SparsePrior(4, 2).draw(KEY, 4000, 3)
     assert np.isfinite(transition).all()
@@ -94,10 +94,8 @@ def posterior_row(prior, context, count) -> tuple[np.ndarray, np.ndarray]:
 CONTEXTS = [[0, 1, 0, 1, 0, 2, 0, 1, 0], [3, 3, 3, 0, 3], [2]]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name != "sparse")) for name in EXACT],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT)
 def test_2_gen_is_the_posterior_mean(name) -> None:
     prior = PRIORS[name]
     predictor = reference_predictors(None, prior)["2-Gen"]
@@ -122,6 +120,7 @@ def test_2_gen_is_near_the_posterior_mean_where_it_only_approximates() -> None:
     assert 0.02 < np.mean(kl) < 0.15  # nats: an approximation
 
 
+@pytest.mark.slow
 def test_moments_of_doubly_stochastic_rows_are_those_of_their_pseudo_counts() -> None:
     for prior in (DoublyStochasticPrior(4, 3), DoublyStochasticPrior(3, 2, 2.0)):
         row = prior.sample(KEY, 20_000).transition[:, 1]
@@ -134,8 +133,7 @@ def test_moments_of_doubly_stochastic_rows_are_those_of_their_pseudo_counts() ->
 
 def test_sparse_rows_are_as_enumeration_says() -> None:
     # alpha = 1 and 3 successors of 4: the integrals over each support are ratios of factorials.
-    prior = SparsePrior(4, 3)
-    predictor = reference_predictors(None, prior)["2-Gen"]
+    predictor = generalising(4, points=2, pseudo_count=1.0, successors=3)
     counts = np.array([2, 1, 0, 0])  # from state 0: to 0 twice, to 1 once; then at 0
     mean = np.zeros(4)
     supports = [s for s in itertools.combinations(range(4), 3) if {0, 1} <= set(s)]
@@ -173,7 +171,7 @@ def test_1_gen_is_uniform_where_every_law_is() -> None:
 
 
 def test_equal_pseudo_counts_are_the_usual_prior() -> None:
-    context = ChainPrior(3, 0.7).draw(KEY, 4, 20)[0]
+    context = np.random.default_rng(0).integers(0, 3, (4, 20))
     one, each = (
         generalising(3, points=2, pseudo_count=count)(context)
         for count in (0.7, np.full((3, 3), 0.7))

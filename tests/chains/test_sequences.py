@@ -103,11 +103,11 @@ def test_likelihood_ratios_are_those_of_the_formulas(sequences) -> None:
 
 def test_p_values_are_uniform_where_the_smaller_model_is_true() -> None:
     chains = ChainPrior(3).sample(jax.random.key(2), 1)
-    states = np.asarray(chains.sample(jax.random.key(3), 300, 1500)[0])
+    states = np.asarray(chains.sample(jax.random.key(3), 100, 1500)[0])
     report = ChainSet.from_sequences(list(states))[1]
     p = np.array([group.orders.second.p for group in report.groups])
-    assert p.mean() == pytest.approx(0.5, abs=0.08)
-    assert (p < 0.05).mean() == pytest.approx(0.05, abs=0.04)
+    assert p.mean() == pytest.approx(0.5, abs=0.12)
+    assert (p < 0.05).mean() == pytest.approx(0.05, abs=0.07)
     assert report.same_chain.p > 1e-3
     assert report.pooled.second.p > 1e-4
 
