@@ -302,5 +302,4 @@ print(before >> 10, peak() >> 10)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    print(done.stdout)
-    assert int(done.stdout.split()[1]) < 1024  # MiB
+    assert int(done.stdout.split()[1]) < 768  # MiB; 570 were measured

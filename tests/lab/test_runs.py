@@ -99,6 +99,13 @@ TABLES = st.fixed_dictionaries(
                 "layers": st.integers(1, 4),
             }
         ),
+        "prior": st.fixed_dictionaries(
+            {
+                "kind": st.sampled_from(["dirichlet", "cyclic", "doubly-stochastic"]),
+                "successors": st.integers(2, 99),
+                "drift": st.floats(0, exclude_min=True, allow_infinity=False),
+            }
+        ),
         "evaluation": st.fixed_dictionaries({"sequences": st.integers(2, 10**6)}),
         "cluster": st.fixed_dictionaries(
             {
