@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 import tomlkit
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
@@ -139,6 +139,7 @@ TABLES = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)  # a busy machine is slow
 @given(TABLES)
 def test_any_recipe_round_trips_through_toml(table) -> None:
     recipe = parse_recipe(tomlkit.dumps(table))
@@ -152,6 +153,7 @@ def test_any_recipe_round_trips_through_toml(table) -> None:
 KEYS = [(section, key) for section, table in tomllib.loads(TINY.to_toml()).items() for key in table]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(KEYS), st.sampled_from(["misspelt", -1, 0.5, "nonsense", [[]], {"a": 1}]))
 def test_any_single_damage_is_one_error_that_names_the_key(place, damage) -> None:
     section, key = place
