@@ -18,6 +18,7 @@ RANKS = {
             ["transformer"],
             ["training"],
             ["phases", "circuits", "theory"],
+            ["scoring"],
             ["lab"],
             ["interop"],
             ["report"],

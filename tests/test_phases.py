@@ -19,10 +19,10 @@ from iclens.phases import (
     kl_divergence,
     measure,
     position_bins,
-    score,
     successive_phases,
 )
 from iclens.predictors import PREDICTORS, reference_predictors
+from iclens.scoring import score
 
 PRIOR = ChainPrior(4)
 CHAINS = PRIOR.sample(jax.random.key(0), 12)

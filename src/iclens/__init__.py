@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from iclens.lab.store import open_run as open_run
     from iclens.lab.trace import trace_cell as trace_cell
     from iclens.phases import PhaseMap as PhaseMap
-    from iclens.phases import Score as Score
-    from iclens.phases import score as score
     from iclens.predictors import PREDICTORS as PREDICTORS
     from iclens.predictors import reference_predictors as reference_predictors
+    from iclens.scoring import Score as Score
+    from iclens.scoring import score as score
+    from iclens.scoring import score_contexts as score_contexts
     from iclens.training import TrainingConfig as TrainingConfig
     from iclens.training import initial_state as initial_state
     from iclens.training import train as train
@@ -57,7 +58,8 @@ _PUBLIC = {
     "iclens.predictors": ("PREDICTORS", "reference_predictors"),
     "iclens.transformer": ("Edges", "Transformer", "TransformerConfig", "forward"),
     "iclens.training": ("TrainingConfig", "initial_state", "train"),
-    "iclens.phases": ("PhaseMap", "Score", "score"),
+    "iclens.phases": ("PhaseMap",),
+    "iclens.scoring": ("Score", "score", "score_contexts"),
     "iclens.circuits.graph": ("Graph",),
     "iclens.circuits.interventions": (
         "attribution",

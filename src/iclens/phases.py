@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +19,7 @@ import xarray as xr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from iclens.chains import ChainSet, Prior
-from iclens.predictors import Predictor, States, check_states, reference_predictors
+from iclens.predictors import Predictor
 
 PHASES = ("G1", "G2", "M1", "M2")
 """The phases, in the order of `PREDICTORS`."""
@@ -58,6 +57,8 @@ class Measurement(eqx.Module):
     """Expected cross-entropy of the next state over all positions; NaN if the target is unknown."""
     distance: Float[Array, " predictor"]
     """Mean KL(reference || model) over sequences and late positions."""
+    distance_error: Float[Array, " predictor"]
+    """Its standard error over sequences; NaN for an infinite distance and for a single sequence."""
     distance_binned: Float[Array, "predictor bin"]
     """The same in the bins of `position_bins`."""
     undefined: Float[Array, " predictor"]
@@ -108,9 +109,16 @@ def kl_divergence(
 @jax.jit
 def measure(log_probs: Float[Array, "batch position state"], on: EvaluationSet) -> Measurement:
     """Distances, label and margin of a model that predicts `log_probs` on an evaluation set."""
-    context, states = log_probs.shape[1:]
+    loss = jnp.float32(jnp.nan) if on.target is None else cross_entropy(on.target, log_probs)
+    return measure_divergence(kl_divergence(on.references, log_probs), loss, on)
+
+
+def measure_divergence(
+    kl: Float[Array, "predictor batch position"], loss: Float[Array, ""], on: EvaluationSet
+) -> Measurement:
+    """`measure` of a model of which KL(reference || model) is known at every position."""
+    context, states = on.references.shape[2:]
     late = context // 2
-    kl = kl_divergence(on.references, log_probs)
     defined = ~jnp.isnan(on.references).any(axis=-1)
 
     def mean(values: Array, axis: int | tuple[int, ...], where: Array) -> Array:
@@ -127,6 +135,8 @@ def measure(log_probs: Float[Array, "batch position state"], on: EvaluationSet) 
     )
     margin_error = jnp.std(jnp.nanmean(difference[draws], axis=1))
     margin_error = jnp.where(difference.size > 1, margin_error, jnp.nan)
+    counted = jnp.sum(~jnp.isnan(per_sequence), axis=1)
+    spread = jnp.nanstd(per_sequence, axis=1, ddof=1)
     margin = distance[second] - distance[first]
     nearest, runner_up = on.references[first, :, late:], on.references[second, :, late:]
     both = (defined[first] & defined[second])[:, late:]
@@ -134,12 +144,13 @@ def measure(log_probs: Float[Array, "batch position state"], on: EvaluationSet) 
         mean(kl_divergence(nearest, runner_up), (0, 1), both),
         mean(kl_divergence(runner_up, nearest), (0, 1), both),
     )
-    uniform = jnp.full_like(log_probs[:, late:], -np.log(states))
+    uniform = jnp.full_like(nearest, -np.log(states))
     to_uniform = mean(kl_divergence(nearest, uniform), (0, 1), defined[first, :, late:])
 
     return Measurement(
-        loss=jnp.float32(jnp.nan) if on.target is None else cross_entropy(on.target, log_probs),
+        loss=loss,
         distance=distance,
+        distance_error=spread / jnp.sqrt(counted),
         distance_binned=jnp.stack(
             [
                 mean(kl[:, :, start:end], (1, 2), defined[:, :, start:end])
@@ -216,80 +227,6 @@ def compose(
         defined[..., 0], kl_divergence(log_probs[:, late:], jnp.log(mix(weights))), 0
     )
     return weights, jnp.sum(remaining) / positions
-
-
-@dataclass(frozen=True)
-class Score:
-    """Any model against the four references (see `score`)."""
-
-    measurement: Measurement
-    composition: dict[str, float]
-    residual: float
-
-    @property
-    def phase(self) -> str:
-        """The phase, `none` where the model is no nearer to any reference than uniform is."""
-        return phase_name(int(self.measurement.nearest))
-
-    @property
-    def clear(self) -> bool:
-        """Whether the phase can be relied on (see `is_clear`)."""
-        return bool(is_clear(self.measurement, jnp.array(list(self.composition.values()))))
-
-    @cached_property
-    def distance(self) -> dict[str, float]:
-        """KL(reference || model) in nats, by reference."""
-        return dict(zip(self.composition, self.measurement.distance.tolist(), strict=True))
-
-
-def score(
-    model: Callable[[Any], Any] | Float[Array, "batch position state"] | np.ndarray,
-    states: States,
-    chains: ChainSet | None,
-    prior: Prior,
-) -> Score:
-    """Score any model on contexts drawn from `chains` against the four references.
-
-    `model` is an array of log-probabilities of the next state at every position, or a function
-    from `states` to one.  `chains` may be None for a model trained on fresh chains; the memorising
-    references then do not exist.
-
-    Raises `ValueError`, naming the place, if a state is outside [0, C), if the log-probabilities
-    have a wrong shape, contain NaN or do not sum to 1, or if no chain of the set can produce a
-    context.
-    """
-    states = check_states(states, prior.states)
-    log_probs = np.asarray(model(states) if callable(model) else model)
-    expected = (*states.shape, prior.states)
-    if log_probs.shape != expected:
-        raise ValueError(
-            f"log-probabilities: expected shape (batch, position, state) = {expected}, "
-            f"got {log_probs.shape}"
-        )
-    if np.isnan(log_probs).any():
-        where = tuple(np.argwhere(np.isnan(log_probs))[0].tolist())
-        raise ValueError(f"log-probabilities: NaN at (batch, position, state) = {where}")
-    totals = np.exp(log_probs.astype(np.float64)).sum(-1)
-    if (wrong := np.abs(totals - 1) > 1e-4).any():
-        where = tuple(np.argwhere(wrong)[0].tolist())
-        raise ValueError(
-            f"probabilities at (batch, position) = {where} sum to {totals[where]:.6g}, "
-            "expected 1 within 1e-4"
-        )
-    predictors = reference_predictors(chains, prior)
-    references = jnp.stack([predictor(states) for predictor in predictors.values()])
-    if (undefined := np.isnan(np.asarray(references)).any(axis=(0, 3))).any():
-        sequence, position = np.argwhere(undefined)[0].tolist()
-        raise ValueError(
-            f"sequence {sequence}: no chain of the set can produce its first {position + 1} states"
-        )
-    on = EvaluationSet(states, None, references)
-    weights, residual = compose(jnp.asarray(log_probs), on)
-    return Score(
-        measurement=measure(jnp.asarray(log_probs), on),
-        composition=dict(zip(predictors, weights.tolist(), strict=True)),
-        residual=float(residual),
-    )
 
 
 def phase_name(nearest: int) -> str:
