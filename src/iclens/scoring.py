@@ -354,7 +354,7 @@ def _as_array(output: Any) -> tuple[np.ndarray, float]:
             output = output.detach().cpu()
             precise = str(output.dtype).removeprefix("torch.")
             if precise.startswith(("bfloat", "float8")):
-                return np.asarray(output.float()), float(jnp.finfo(precise).eps)
+                return np.asarray(output.float()), _epsilon(precise)
         array = np.asarray(output)
     except Exception as error:
         raise ValueError(
@@ -366,4 +366,9 @@ def _as_array(output: Any) -> tuple[np.ndarray, float]:
             f"log-probabilities: expected an array of floating-point numbers, got "
             f"{type(output).__name__} of {array.dtype}"
         )
-    return array, float(jnp.finfo(array.dtype).eps)
+    return array, _epsilon(array.dtype)
+
+
+def _epsilon(kind: Any) -> float:
+    finfo: Any = jnp.finfo  # which knows the types that numpy lacks
+    return float(finfo(kind).eps)

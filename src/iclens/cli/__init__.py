@@ -20,6 +20,13 @@ def theory(arguments: list[str]) -> int:
     return choose("iclens theory", parts, arguments)
 
 
+def score(arguments: list[str]) -> int:
+    """Label any model, of iclens or not, by the references at several context lengths."""
+    from iclens.cli.score import score as command
+
+    return command(arguments)
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "run": commands.run,
     "cell": commands.cell,
@@ -27,11 +34,12 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "phases": commands.phases,
     "trace": commands.trace,
     "theory": theory,
+    "score": score,
     "figure": commands.figure,
     "report": commands.report,
     "chains": chains,
 }
-READ_ON = (commands.run, theory)
+READ_ON = (commands.run, theory, score)
 """Commands that parse their own arguments."""
 
 

@@ -1,10 +1,8 @@
 """The commands of the theory: `iclens theory induction|context|memory|race|fits`."""
 
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +10,7 @@ import numpy as np
 import tyro
 import xarray as xr
 
+from iclens.cli.output import as_json
 from iclens.lab import fits as lab_fits
 from iclens.lab import reduced, studies
 from iclens.lab.files import save_result
@@ -44,7 +43,7 @@ def induction(
     """
     found = reduced.coefficients(study)
     if json:
-        print(_as_json(found))
+        print(as_json(found))
     else:
         print(f"C = {study.states}, N = {study.context}, rho = {study.rho:g}")
         for name in ("A_beta", "A_J", *reduced.COEFFICIENTS):
@@ -79,7 +78,7 @@ def context(
     times = studies.context_result(folder)
     _save(out, {"context": times}, json)
     if json:
-        print(_as_json({name: times[name].values.tolist() for name in times.variables}))
+        print(as_json({name: times[name].values.tolist() for name in times.variables}))
     else:
         alone = dict(zip(times.reduced_context.values, times.reduced_tau.values, strict=True))
         print("flow time to 2-Gen: N, transformer (median over seeds), reduced model")
@@ -120,7 +119,7 @@ def memory(
     _save(out, {"geometry": vectors}, json)
     if json:
         names = ("chains", "width", "hidden", "loss", "to_2_gen", "to_2_mem", "K2")
-        print(_as_json({name: found[name].values.tolist() for name in names}))
+        print(as_json({name: found[name].values.tolist() for name in names}))
         return 0
     print("distance to 2-Gen / to 2-Mem, nats")
     for f in found.hidden.values.tolist():
@@ -155,7 +154,7 @@ def race(out: Path = OUT, recipe: str = "race", json: bool = False) -> int:
         cells = {
             name: found[name].values.tolist() for name in found if found[name].dims == ("run",)
         }
-        print(_as_json(told | {"cells": cells}))
+        print(as_json(told | {"cells": cells}))
         return 0
     print("steps, median over seeds: to M2 alone and together, to 2-Gen alone and together")
     pairs = ("tau_recognition", "tau_whole_2_mem", "tau_induction", "tau_whole_2_gen")
@@ -194,7 +193,7 @@ def fits(run: Path, /, json: bool = False) -> int:
             else {"goodness": fit.goodness, **{k: asdict(p) for k, p in fit.parameters.items()}}
             for name, fit in found.items()
         }
-        print(_as_json(plain))
+        print(as_json(plain))
         return 0
     done = len(lab_fits.fitted_cells(opened))
     print(f"from {done} of {len(opened.cells)} cells: finished, with finitely many chains")
@@ -248,19 +247,6 @@ def _print_laws(times: xr.Dataset, quiet: bool) -> None:
                 f"tau = {start + 'a ' + law:17} a = {a:.4g} +- {error:.2g}, "
                 f"AIC {aic - least:+.1f}, Akaike weight {weight:.3g}"
             )
-
-
-def _as_json(value: Any) -> str:
-    """JSON, in which what is not finite is null."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: plain(inner) for name, inner in value.items()}
-        if isinstance(value, list | tuple | np.ndarray):
-            return [plain(inner) for inner in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return dumps(plain(value), allow_nan=False)
 
 
 def _save(out: Path, results: dict[str, xr.Dataset], quiet: bool) -> None:

@@ -121,6 +121,19 @@ class Run:
             f"it has {', '.join(cell.name for cell in self.cells) or 'none yet'}"
         )
 
+    def chosen(self, chains: str | None, seed: int) -> Cell:
+        """The cell of a user's words; K may be left out where the run has only one.
+
+        Raises `ValueError` if the run has no such cell.
+        """
+        options = list(dict.fromkeys(str(cell.chains) for cell in self.cells))
+        if chains is None and len(options) > 1:
+            raise ValueError(f"--chains: expected one of {', '.join(options)}, got none")
+        wanted = chains or next(iter(options), "none")
+        if wanted not in options:
+            raise ValueError(f"--chains: expected one of {', '.join(options)}, got {wanted!r}")
+        return self.cell("infinite" if wanted == "infinite" else int(wanted), seed)
+
     @cached_property
     def phase_map(self) -> PhaseMap:
         """The phase map of all cells that have curves."""

@@ -61,13 +61,7 @@ class TraceRequest:
     @classmethod
     def parse(cls, run: Run, chains: str | None, seed: int, step: str) -> TraceRequest:
         """From a user's words.  Raises `ValueError` for what the run does not have."""
-        options = list(dict.fromkeys(str(cell.chains) for cell in run.cells))
-        if chains is None and len(options) > 1:
-            raise ValueError(f"--chains: expected one of {', '.join(options)}, got none")
-        wanted = chains or next(iter(options), "none")
-        if wanted not in options:
-            raise ValueError(f"--chains: expected one of {', '.join(options)}, got {wanted!r}")
-        cell = run.cell("infinite" if wanted == "infinite" else int(wanted), seed)
+        cell = run.chosen(chains, seed)
         if step not in ("all", "last") and not step.isdigit():
             raise ValueError(f"--step: expected a step, 'last' or 'all', got {step!r}")
         if not cell.steps:

@@ -10,9 +10,11 @@ from iclens.interrupts import held_back
 from iclens.names import unknown
 
 if TYPE_CHECKING:
+    from xarray import Dataset
+
     from iclens.lab.store import Run
 else:  # so that importing this package costs nothing
-    Run = Any
+    Dataset = Run = Any
 
 
 def write_report(run: Run) -> Path:
@@ -40,6 +42,18 @@ def compare(runs: Sequence[Run], path: Path) -> Path:
         from iclens.report.comparison import write_comparison
 
     return write_comparison(runs, path)
+
+
+def write_scores(scores: Dataset, folder: Path) -> list[Path]:
+    """Write `score.nc`, `score.html` and figures of scores to a folder; returns the paths.
+
+    `scores` are those of `iclens.score_contexts`; what `iclens score` adds to their attributes is
+    told where it is there.
+    """
+    with held_back():
+        from iclens.report.scores import save_scores
+
+    return save_scores(scores, folder)
 
 
 def figure_names(run: Run) -> list[str]:

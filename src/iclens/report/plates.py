@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -20,6 +23,7 @@ from iclens.lab.files import write_file
 COLUMN, PAGE = 3.4, 7.0
 """Widths in inches of one column and of the text block of a two-column paper."""
 # Without the day, the same run gives the same bytes.
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 METADATA = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
@@ -35,8 +39,7 @@ class Plate:
         """Write `path` with .svg, .pdf and .csv appended; returns these paths."""
         path.parent.mkdir(parents=True, exist_ok=True)
         contents = {}
-        style = resources.files("iclens.report").joinpath("paper.mplstyle")
-        with resources.as_file(style) as file, matplotlib.rc_context(fname=file):
+        with _styled():
             figure = self.draw()
             for kind, metadata in METADATA.items():
                 drawn = io.BytesIO()
@@ -48,6 +51,21 @@ class Plate:
             paths.append(path.with_name(f"{path.name}.{kind}"))
             write_file(paths[-1], content)
         return paths
+
+    def image(self, colours: Mapping[str, str]) -> str:
+        """The address of the figure as an image, for a page of `colours`, which shows through."""
+        ink: Any = dict.fromkeys(INKED, colours["ink"])
+        drawn = io.BytesIO()
+        with _styled(), matplotlib.rc_context(ink):
+            self.draw().savefig(drawn, format="svg", metadata=METADATA["svg"], transparent=True)
+        return f"data:image/svg+xml;base64,{b64encode(drawn.getvalue()).decode()}"
+
+
+@contextlib.contextmanager
+def _styled() -> Iterator[None]:
+    style = resources.files("iclens.report").joinpath("paper.mplstyle")
+    with resources.as_file(style) as file, matplotlib.rc_context(fname=file):
+        yield
 
 
 def save_plates(folder: Path, plates: Mapping[str, Plate]) -> list[Path]:
