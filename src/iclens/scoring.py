@@ -208,16 +208,15 @@ def _score_context(
     mixtures: list[tuple[Array, Array]] = []
     for name, on in sets.items():
         where = f"context {context}, {name.upper()} sequences"
-        each[name], divergence = [], jnp.zeros(on.references.shape[:3])
+        each[name], divergences = [], []
         for order in orders:
             log_probs = _in_order(model, np.asarray(on.states), order, where)
-            divergence += kl_divergence(on.references, log_probs) / len(orders)
             each[name].append(measure(log_probs, on))
+            if len(orders) > 1:
+                divergences.append(_divergence(on.references, log_probs))
             if name == "id":
                 mixtures.append(compose(log_probs, on))
-        loss = jnp.mean(jnp.stack([measured.loss for measured in each[name]]))
-        whole = each[name][0] if len(orders) == 1 else measure_divergence(divergence, loss, on)
-        pooled.append(_with_spread(whole, each[name]))
+        pooled.append(_pool(each[name], divergences, on))
     compositions = np.stack([weights for weights, _ in mixtures])
     here, there = pooled
     edges = np.full((bins, 2), np.nan)
@@ -263,16 +262,23 @@ def _score_context(
     return table
 
 
-def _with_spread(whole: Measurement, each: Sequence[Measurement]) -> Measurement:
-    """The errors over sequences, and over the orders of states, taken together."""
+_divergence = jax.jit(kl_divergence)
+_measure_divergence = jax.jit(measure_divergence)
+
+
+def _pool(
+    each: Sequence[Measurement], divergences: Sequence[Array], on: EvaluationSet
+) -> Measurement:
+    """A mean over orders of states; its errors are those over sequences and orders together."""
     if len(each) == 1:
-        return whole
+        return each[0]
+    loss = jnp.mean(jnp.stack([measured.loss for measured in each]))
+    whole: Measurement = _measure_divergence(sum(divergences) / len(each), loss, on)
     distances = np.stack([measured.distance for measured in each])
     first, second = np.argsort(np.where(np.isnan(whole.distance), np.inf, whole.distance))[:2]
 
-    def over_orders(values: np.ndarray) -> np.ndarray:
-        spread: np.ndarray = np.std(values, axis=0, ddof=1) / math.sqrt(len(each))
-        return spread
+    def over_orders(values: np.ndarray) -> Any:
+        return np.std(values, axis=0, ddof=1) / math.sqrt(len(each))
 
     with np.errstate(invalid="ignore"):  # infinite distances have no error
         margins = over_orders(distances[:, second] - distances[:, first])

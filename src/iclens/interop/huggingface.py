@@ -124,11 +124,14 @@ def _load(folder: Path) -> tuple[Any, Any]:
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
     except ImportError as error:
         raise ValueError(
             f"a language model needs torch and transformers ({error}): "
             "pip install 'iclens[interop]'"
         ) from None
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         network = AutoModelForCausalLM.from_pretrained(
@@ -142,6 +145,9 @@ def _load(folder: Path) -> tuple[Any, Any]:
             f"{folder}: cannot be loaded as a causal language model: "
             f"{type(error).__name__}: {reason}"
         ) from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
     network.eval()
     return network.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 

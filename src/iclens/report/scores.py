@@ -151,11 +151,18 @@ def _by_context(axes: Axes, scores: xr.Dataset) -> None:
 
 
 def _distance_axis(axes: Axes) -> None:
-    """Linear up to 0.01 nats, logarithmic above."""
-    axes.set_yscale("symlog", linthresh=LINEAR_BELOW, linscale=0.6)
+    """Logarithmic above 0.01 nats, and linear below where there is something."""
+    values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+    least = float(np.nanmin(values, initial=np.inf))
     top = max(2 * LINEAR_BELOW, axes.get_ylim()[1])
-    axes.set_ylim(-0.15 * LINEAR_BELOW, top)
-    ticks = [0, *(t for t in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30) if t <= top)]
+    if least < LINEAR_BELOW:
+        axes.set_yscale("symlog", linthresh=LINEAR_BELOW, linscale=0.6)
+        axes.set_ylim(-0.15 * LINEAR_BELOW, top)
+    else:
+        axes.set_yscale("log")
+        axes.set_ylim(0.8 * least, 1.1 * top)
+    bottom, top = axes.get_ylim()
+    ticks = [t for t in (0, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100) if bottom <= t <= top]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_ylabel("KL(reference ‖ model), nats")
@@ -174,13 +181,13 @@ def render_scores(scores: xr.Dataset, plates: Mapping[str, Plate]) -> str:
     name = str(about.get("model", "a model"))
     alone = [n for n, p in REFERENCES.items() if scores.distance.sel(predictor=n).notnull().any()]
     shown = {
-        "distances_id": "ID: on sequences of the chains that may be memorised",
-        "distances_ood": "OOD: on sequences of fresh chains",
-        "composition": "Composition: the mixture of references that is nearest to the model, ID",
+        "distances_id": "ID: sequences of the chains",
+        "distances_ood": "OOD: sequences of fresh chains",
+        "composition": "Composition, ID",
     }
     if "2-Mem" not in alone:
-        shown["distances_id"] = "On sequences of fresh chains"
-        shown["distances_ood"] = "On other sequences of fresh chains"
+        shown["distances_id"] = "Sequences of fresh chains"
+        shown["distances_ood"] = "Other sequences of fresh chains"
     command = str(about.get("command", ""))
     return Template(asset("score.html")).substitute(
         version=escape(__version__),
@@ -324,7 +331,7 @@ def _orders(scores: xr.Dataset) -> str:
             "model says of the next token is restricted to them and divided by the probability "
             "that they have together, which is a mean over late positions:</p>"
             f'<ul class="counts">{tokens}</ul>'
-            '<table class="scores compared"><thead><tr><th scope="col" class="number">N</th>'
+            '<table class="scores narrow"><thead><tr><th scope="col" class="number">N</th>'
             f'<th scope="col">Probability of the tokens</th></tr></thead><tbody>{mass}</tbody>'
             "</table>"
         )
@@ -345,7 +352,7 @@ def _orders(scores: xr.Dataset) -> str:
             "number stands at place s. Beside each phase: KL to its nearest reference, ID, in "
             "nats. Errors in this page hold the spread over these orders.</p>"
             '<div class="scroll" tabindex="0" role="region" aria-label="Phase in each order">'
-            f'<table class="scores compared"><thead><tr><th scope="col">Order</th>{heads}</tr>'
+            f'<table class="scores narrow"><thead><tr><th scope="col">Order</th>{heads}</tr>'
             f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
         )
     title = "Tokens" if "token" in scores.coords else "Orders"
