@@ -92,6 +92,8 @@ def test_a_uniform_model_is_none_of_them() -> None:
     found = scored(uniform)
     assert (found.phase, found.phase_ood) == ("none", "none")
     np.testing.assert_allclose(found.loss, np.log(C), rtol=1e-6)
+    for almost in (lambda s: jnp.asarray(uniform(s), jnp.bfloat16), lambda s: uniform(s) + 3e-7):
+        assert scored(almost).phase == "none"
 
 
 @pytest.mark.slow

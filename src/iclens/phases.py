@@ -29,6 +29,8 @@ NO_PHASE = "none"
 BOOTSTRAP_RESAMPLES = 200
 CLEAR_ERRORS = 2.0
 """Standard errors by which a clear label must be ahead (see `is_clear`)."""
+ROUNDING = 1e-5
+"""Relative error of a mean distance in float32: the uniform model itself must have no phase."""
 COMPOSITION_TOLERANCE = 1e-6
 COMPOSITION_ITERATIONS = 2000
 
@@ -159,7 +161,7 @@ def measure_divergence(
             axis=-1,
         ),
         undefined=1 - jnp.mean(defined[:, :, late:], axis=(1, 2)),
-        nearest=jnp.where(distance[first] < to_uniform, first, -1),
+        nearest=jnp.where(distance[first] < (1 - ROUNDING) * to_uniform, first, -1),
         margin=margin,
         margin_error=margin_error,
         separation=separation,

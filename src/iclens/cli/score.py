@@ -81,6 +81,8 @@ def score(arguments: list[str]) -> int:
             source = open_source(model, chains, seed, step)
         if step != "last" and not is_run(path):
             raise ValueError("--step: MODEL is no run")
+        if shuffles is None:
+            shuffles = LANGUAGE_MODEL_SHUFFLES if source.tokens else 1
         known, prior, told = _chains(source, chains, run, seed, states, concentration)
         if source.states not in (None, prior.states):
             raise ValueError(f"the model has {source.states} states, the chains {prior.states}")
@@ -90,7 +92,7 @@ def score(arguments: list[str]) -> int:
             prior,
             _contexts(source, contexts),
             sequences=sequences,
-            shuffles=shuffles or (LANGUAGE_MODEL_SHUFFLES if source.tokens else 1),
+            shuffles=shuffles,
             key=jax.random.key(draw),
             on_context=lambda done: print(f"context {done} scored", file=sys.stderr),
         )
