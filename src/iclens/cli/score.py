@@ -1,5 +1,6 @@
 """`iclens score`: any model against the references."""
 
+import math
 import shlex
 import sys
 from json import dumps, loads
@@ -82,7 +83,8 @@ def score(arguments: list[str]) -> int:
         if step != "last" and not is_run(path):
             raise ValueError("--step: MODEL is no run")
         if shuffles is None:
-            shuffles = LANGUAGE_MODEL_SHUFFLES if source.tokens else 1
+            every = math.factorial(len(source.tokens))  # orders that there are
+            shuffles = min(LANGUAGE_MODEL_SHUFFLES, every)
         known, prior, told = _chains(source, chains, run, seed, states, concentration)
         if source.states not in (None, prior.states):
             raise ValueError(f"the model has {source.states} states, the chains {prior.states}")
