@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from iclens.chains import ChainPrior, ChainSet
+from iclens.chains import ChainSet, Prior
 from iclens.phases import (
     EvaluationSet,
     Measurement,
@@ -73,7 +73,7 @@ def score(
     model: Model | Float[Array, "batch position state"] | np.ndarray,
     states: States,
     chains: ChainSet | None,
-    prior: ChainPrior,
+    prior: Prior,
 ) -> Score:
     """Score any model on contexts drawn from `chains` against the four references.
 
@@ -109,7 +109,7 @@ def score(
 def score_contexts(
     model: Model,
     chains: ChainSet | None,
-    prior: ChainPrior,
+    prior: Prior,
     contexts: Sequence[int] = (16, 32, 64),
     *,
     sequences: int = 512,
@@ -168,7 +168,7 @@ def score_contexts(
     return table.assign_coords(context=("context", contexts, {"units": "states"})).assign_attrs(
         chains="infinite" if chains is None else chains.count,
         states=prior.states,
-        concentration=prior.concentration,
+        prior=prior.two_gen,
         sequences=sequences,
         shuffles=shuffles,
     )

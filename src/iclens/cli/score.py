@@ -12,7 +12,7 @@ import tyro
 import xarray as xr
 
 from iclens import __version__
-from iclens.chains import ChainPrior, ChainSet
+from iclens.chains import ChainPrior, ChainSet, Prior
 from iclens.cli.output import as_json
 from iclens.interop.huggingface import Bos, LanguageModel, open_language_model
 from iclens.interop.sources import Source, is_language_model, open_source
@@ -131,7 +131,7 @@ def _chains(
     seed: int,
     states: int | None,
     concentration: float | None,
-) -> tuple[ChainSet | None, ChainPrior, str]:
+) -> tuple[ChainSet | None, Prior, str]:
     """The chains that may be memorised, the prior of fresh ones, and where they are from."""
     if source.prior is not None or run is not None:
         for name, value in (("states", states), ("concentration", concentration)):
@@ -225,6 +225,7 @@ def describe(scores: xr.Dataset) -> str:
     lines = [
         f"model   {about['model']}: {about['kind']}{facts}",
         f"chains  {about['chain_source']}: K = {about['chains']}, C = {about['states']}",
+        f"prior   {about['prior']}",
         f"drawn   {about['sequences']} sequences of each N, draw {about['draw']}"
         + f", states in {about['shuffles']} orders" * (about["shuffles"] > 1),
     ]

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from iclens.chains import ChainPrior, ChainSet
+from iclens.chains import ChainSet, Prior
 from iclens.interop.files import load_model
 from iclens.lab.store import is_run, open_run
 from iclens.lab.trace import TraceRequest
@@ -52,7 +52,7 @@ class Source:
     """The longest context, where the model has one."""
     chains: ChainSet | None = None
     """The chain set that it was trained on."""
-    prior: ChainPrior | None = None
+    prior: Prior | None = None
     """The prior of its training; None where it is not known."""
 
 

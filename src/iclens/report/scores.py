@@ -374,7 +374,7 @@ def _given(scores: xr.Dataset) -> list[tuple[str, str]]:
     given += [
         ("chains K", "∞" if about["chains"] == "infinite" else str(about["chains"])),
         ("states C", str(about["states"])),
-        ("concentration", f"{about['concentration']:g}"),
+        ("prior", str(about["prior"])),
         ("sequences", str(about["sequences"])),
         ("orders of states", str(about["shuffles"])),
     ]
