@@ -364,18 +364,9 @@ def _orders(scores: xr.Dataset) -> str:
 
 def _given(scores: xr.Dataset) -> list[tuple[str, str]]:
     """How the model and the chains were given."""
-    about = scores.attrs
-    given = [("model", str(about[key])) for key in ("model",) if key in about]
-    if "kind" in about:
-        given.append(("kind", str(about["kind"])))
-    given += list(json.loads(about.get("facts", "{}")).items())
-    if "chain_source" in about:
-        given.append(("chains", str(about["chain_source"])))
-    given += [
-        ("chains K", "∞" if about["chains"] == "infinite" else str(about["chains"])),
-        ("states C", str(about["states"])),
-        ("prior", str(about["prior"])),
-        ("sequences", str(about["sequences"])),
-        ("orders of states", str(about["shuffles"])),
-    ]
-    return given + [("draw", str(about["draw"]))] * ("draw" in about)
+    about = {key: str(value) for key, value in scores.attrs.items()}
+    facts = json.loads(about.get("facts", "{}")).items()
+    keys = {"chain_source": "chains", "chains": "chains K", "states": "states C", "prior": "prior"}
+    keys |= {"sequences": "sequences", "shuffles": "orders of states", "draw": "draw"}
+    told = [(name, about[key]) for key, name in keys.items() if key in about]
+    return [*((key, about[key]) for key in ("model", "kind") if key in about), *facts, *told]
