@@ -151,6 +151,7 @@ def test_distances_and_errors_by_explicit_sums() -> None:
     assert row.distance_error == pytest.approx(each.std(ddof=1) / math.sqrt(SEQUENCES), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_errors_say_how_far_another_draw_may_be() -> None:
     """Of many draws, two thirds lie within one error of the mean of all, and 95 % within two."""
     drawn = [scored(uniform, jax.random.key(1000 + draw)) for draw in range(40)]

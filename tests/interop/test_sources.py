@@ -132,18 +132,18 @@ def test_a_model_that_fails_is_one_message(
 
 
 def test_a_checkpoint_on_its_evaluation_set_is_its_curves(tiny_run: Run) -> None:
-    for chains, step in ((2, 600), (16, 600)):
-        cell = tiny_run.cell(chains)
-        source = open_source(str(tiny_run.path), str(chains), 0, str(step))
-        assert (source.states, source.context) == (3, 16)
-        curves = cell.curves.sel(step=step)
-        found = score(source.model, cell.evaluation_sets["id"].states, source.chains, source.prior)
-        np.testing.assert_allclose(
-            list(found.distance.values()), curves.distance.sel(set="id"), atol=2e-6
-        )
-        np.testing.assert_allclose(list(found.composition.values()), curves.composition, atol=2e-4)
-        assert (found.phase, found.clear) == (curves.phase, curves.clear)
-        assert found.measurement.margin == pytest.approx(float(curves.margin), abs=2e-6)
+    chains, step = 16, 600
+    cell = tiny_run.cell(chains)
+    source = open_source(str(tiny_run.path), str(chains), 0, str(step))
+    assert (source.states, source.context) == (3, 16)
+    curves = cell.curves.sel(step=step)
+    found = score(source.model, cell.evaluation_sets["id"].states, source.chains, source.prior)
+    np.testing.assert_allclose(
+        list(found.distance.values()), curves.distance.sel(set="id"), atol=2e-6
+    )
+    np.testing.assert_allclose(list(found.composition.values()), curves.composition, atol=2e-4)
+    assert (found.phase, found.clear) == (curves.phase, curves.clear)
+    assert found.measurement.margin == pytest.approx(float(curves.margin), abs=2e-6)
 
 
 @pytest.mark.slow
@@ -213,27 +213,21 @@ def test_what_is_printed_is_what_is_saved_and_the_command_repeats_it(
 ) -> None:
     chains = ChainPrior(3).sample(jax.random.key(0), 4)
     (here / "chains.npz").write_bytes(chains.to_npz())
-    given = ["python:mine_of_tests:uniform", "--chains", "chains.npz", "--contexts", "4", "8"]
-    given += ["--sequences", "16", "--shuffles", "2", "--out", "a b"]
-    assert dispatch(["score", *given]) == 0
+    given = ["python:mine_of_tests:uniform", "--chains", "chains.npz", "--contexts", "8"]
+    given += ["--sequences", "16", "--shuffles", "2"]
+    assert dispatch(["score", *given, "--out", "a b"]) == 0
     text = capsys.readouterr().out
     assert "N = 8: none, margin" in text
     assert f"wrote   {Path('a b') / 'score.html'}" in text
     saved = xr.load_dataset(here / "a b" / "score.nc", engine="h5netcdf")
     again = shlex.split(saved.attrs["command"])
-    assert again == ["iclens", "score", *given]
-    (here / "a b" / "score.nc").unlink()
-    found = told(capsys, *again[2:])
-    assert (
-        xr.load_dataset(here / "a b" / "score.nc", engine="h5netcdf")
-        .drop_attrs()
-        .identical(saved.drop_attrs())
-    )
+    assert again == ["iclens", "score", *given, "--out", "a b"]
+    found = told(capsys, *again[2:-2])
     assert found["chain_source"] == "chains.npz"
-    for row, context in zip(found["scores"], (4, 8), strict=True):
-        here_saved = saved.sel(context=context)
-        assert row["margin"] == float(here_saved.margin)
-        assert row["distance_error"]["ood"]["2-Mem"] == float(
-            here_saved.distance_error.sel(set="ood", predictor="2-Mem")
-        )
-        assert [shuffle["phase"] for shuffle in row["shuffles"]] == ["none", "none"]
+    (row,) = found["scores"]
+    of_8 = saved.sel(context=8)
+    assert row["margin"] == float(of_8.margin)
+    assert row["distance_error"]["ood"]["2-Mem"] == float(
+        of_8.distance_error.sel(set="ood", predictor="2-Mem")
+    )
+    assert [shuffle["phase"] for shuffle in row["shuffles"]] == ["none", "none"]
