@@ -4,9 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 BENCH := .venv/installed-bench
+INTEROP := .venv-interop
 RUN ?= runs/quick
 
-.PHONY: quick test check slow bench lock clean
+.PHONY: quick test check slow bench interop lock clean
 
 quick: $(INSTALLED)
 	$(BIN)/iclens run quick --out $(RUN)
@@ -27,6 +28,10 @@ bench: $(BENCH)
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/sweep.py
 
+# An environment of its own: these libraries are large and pin much.
+interop: $(INTEROP)/installed
+	$(INTEROP)/bin/pytest tests/interop_env
+
 $(INSTALLED): constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --require-hashes -r constraints.txt
@@ -37,10 +42,18 @@ $(BENCH): $(INSTALLED) constraints-bench.txt
 	$(BIN)/pip install --quiet -r constraints-bench.txt
 	touch $@
 
+# The interpreter compiles what is used of some 20000 modules; pip would compile all of them.
+$(INTEROP)/installed: constraints.txt constraints-interop.txt pyproject.toml
+	$(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/pip install --quiet --no-compile --require-hashes -r constraints.txt
+	$(INTEROP)/bin/pip install --quiet --no-compile -r constraints-interop.txt
+	$(INTEROP)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
 # Pins the newest versions that pyproject.toml admits, for every platform and Python at once.
 lock:
 	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-header --no-annotate --upgrade --output-file constraints.txt
 
 clean:
-	rm -rf .venv
+	rm -rf .venv $(INTEROP)

@@ -69,15 +69,28 @@ def load_model(path: str | Path) -> Transformer:
         raise ValueError(f"{path}: expected format {FORMAT}, got {about['format']}")
     config = structure(_held_to(arrays, about, path), TransformerConfig, str(path))
     try:
-        shapes = eqx.filter_eval_shape(
-            lambda key: Transformer(config, about["states"], about["context"], key=key),
-            jax.random.key(0),
-        )
-        model: Transformer = arrays_to_tree(shapes, arrays)
-    except (ValueError, TypeError, OverflowError) as error:
+        return build_model(config, about["states"], about["context"], arrays)
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def build_model(
+    config: TransformerConfig, states: int, context: int, arrays: Mapping[str, np.ndarray]
+) -> Transformer:
+    """A model of given arrays, by name.
+
+    Raises `ValueError` if there is no such model, or if an array is missing, too many, or has
+    another shape or type than its configuration asks for.
+    """
+    try:
+        shapes = eqx.filter_eval_shape(
+            lambda key: Transformer(config, states, context, key=key), jax.random.key(0)
+        )
+    except (TypeError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+    model: Transformer = arrays_to_tree(shapes, arrays)
     if strange := sorted(arrays.keys() - tree_to_arrays(model).keys()):
-        raise ValueError(f"{path}: {strange[0]}: the model described has no such array")
+        raise ValueError(f"{strange[0]}: the model described has no such array")
     return model
 
 
