@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from iclens.circuits.roles import probe as probe
     from iclens.circuits.search import Circuit as Circuit
     from iclens.circuits.search import find_circuit as find_circuit
+    from iclens.interop.export import export_model as export_model
+    from iclens.interop.files import load_model as load_model
+    from iclens.interop.files import save_model as save_model
+    from iclens.interop.imports import import_checkpoint as import_checkpoint
+    from iclens.interop.transformer_lens import load_bridge as load_bridge
+    from iclens.interop.unsaid import Unsaid as Unsaid
     from iclens.lab.recipe import Recipe as Recipe
     from iclens.lab.recipe import load_recipe as load_recipe
     from iclens.lab.store import Run as Run
@@ -71,6 +77,11 @@ _PUBLIC = {
     ),
     "iclens.circuits.roles": ("hypotheses", "measure_roles", "probe"),
     "iclens.circuits.search": ("Circuit", "find_circuit"),
+    "iclens.interop.export": ("export_model",),
+    "iclens.interop.files": ("load_model", "save_model"),
+    "iclens.interop.imports": ("import_checkpoint",),
+    "iclens.interop.transformer_lens": ("load_bridge",),
+    "iclens.interop.unsaid": ("Unsaid",),
     "iclens.lab.recipe": ("Recipe", "load_recipe"),
     "iclens.lab.store": ("Run", "open_run"),
     "iclens.lab.trace": ("trace_cell",),

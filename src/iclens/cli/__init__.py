@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from iclens.cli import commands
+from iclens.cli import commands, exchange
 from iclens.cli.chains import chains
 from iclens.cli.choice import choose
 from iclens.interrupts import STOPPED, listen
@@ -38,8 +38,10 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "figure": commands.figure,
     "report": commands.report,
     "chains": chains,
+    "export": exchange.export,
+    "import": exchange.import_,
 }
-READ_ON = (commands.run, theory, score)
+READ_ON = (commands.run, theory, score, exchange.import_)
 """Commands that parse their own arguments."""
 
 

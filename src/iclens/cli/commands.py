@@ -204,8 +204,11 @@ def status(run: Path, /) -> int:
         )
         held = cell.is_held
         state = "running" if held else cell.status
+        if state == "done" and outcome == "imported":
+            state = outcome
+        line = f"{cell.name:28} {state:10} step {step}"
+        line += f" of {steps}" * (state != "imported")
         counts[state] += 1
-        line = f"{cell.name:28} {state:10} step {step} of {steps}"
         if curves is not None and state != "done":
             told = [str(curves.phase.values[-1]), *told]
         print(" ".join([line, *told]))

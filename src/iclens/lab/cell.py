@@ -341,11 +341,11 @@ def save_snapshot(cell: Cell, snapshot: Snapshot) -> str:
     return phase_name(int(measured["nearest"]))
 
 
-def finish(cell: Cell) -> None:
-    """Join the pieces of a trained cell, and mark it as done."""
+def finish(cell: Cell, **about: str) -> None:
+    """Join the pieces of a trained cell, and mark it as done; `about` is added to its curves."""
     trained = replace(cell)
     write_arrays(cell.path / "checkpoints.safetensors", trained._stack("model."))
-    write_dataset(cell.path / "curves.nc", trained._join_curves())
+    write_dataset(cell.path / "curves.nc", trained._join_curves().assign_attrs(about))
     checksums = {name: checksum(cell.path / name) for name in RESULTS}
     write_file(cell._done, json.dumps({"checksums": checksums}, indent=1).encode())
     shutil.rmtree(cell._pieces_path, ignore_errors=True)  # it is done, whatever is left

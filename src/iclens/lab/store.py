@@ -79,7 +79,19 @@ class Run:
                 raise ValueError("expected a list of invocations")
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}; move it away to go on") from None
-        return found
+        return found | {"invocations": invocations}
+
+    @property
+    def imported(self) -> dict[str, str] | None:
+        """The `file` that the model of a run was imported from, and its `sha256`.
+
+        None where iclens trains the models of the run.
+        """
+        for invocation in self.provenance["invocations"]:
+            how = invocation.get("trained_by")
+            if isinstance(how, dict) and isinstance(source := how.get("imported"), dict):
+                return source
+        return None
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -241,7 +253,15 @@ def hold(run: Run) -> Iterator[None]:
 
 
 def record_provenance(run: Run, how: Mapping[str, object]) -> None:
-    """Add this invocation to the provenance of a run; `how` says by what cells are trained."""
+    """Add this invocation to the provenance of a run; `how` says by what cells are trained.
+
+    Raises `ValueError` if the model of the run was imported, unless it is being so now.
+    """
+    if (source := run.imported) and "imported" not in how:
+        raise ValueError(
+            f"the model of the run at {str(run.path)!r} was imported from {source.get('file')!r}: "
+            "it has no training to go on with"
+        )
     invocation = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()}

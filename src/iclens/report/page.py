@@ -50,7 +50,7 @@ def render_page(reading: Reading) -> str:
         name=escape(run.name),
         variables=variables(),
         css=asset("page.css") + asset("pictures.css"),
-        lead=escape(sections.lead(run.recipe)),
+        lead=escape(sections.lead(run)),
         facts=escape(sections.facts(run)),
         counts=sections.counts(reading),
         task=task_picture(reading),

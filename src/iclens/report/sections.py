@@ -16,7 +16,7 @@ from typing import Any
 import xarray as xr
 
 from iclens.lab.cell import Cell
-from iclens.lab.recipe import Diversity, Recipe
+from iclens.lab.recipe import Diversity
 from iclens.lab.source import chains_of
 from iclens.lab.store import Run
 from iclens.lab.trace import stretches
@@ -52,8 +52,9 @@ def chip(phase: str) -> str:
     return f'<span class="chip" style="{style}">{phase}</span>'
 
 
-def lead(recipe: Recipe) -> str:
+def lead(run: Run) -> str:
     """What was trained, in a sentence."""
+    recipe = run.recipe
     model, task, chains = recipe.model, recipe.task, recipe.sweep.chains
     block = f"{model.heads} attention head{'s' * (model.heads > 1)}"
     block += "" if model.attention_only else " and an MLP"
@@ -63,15 +64,25 @@ def lead(recipe: Recipe) -> str:
         span = f"K = {diversity_text(finite[0])}".replace(" ", NO_BREAK)
         span += f" to {diversity_text(finite[-1])}" if len(finite) > 1 else ""
         seen.insert(0, f"sequences of a fixed set of K chains ({span})")
+    which, learn, trains = (
+        ("A transformer", ", trained elsewhere, predicts", "it is measured")
+        if run.imported
+        else ("Transformers", " learn to predict", "each model trains")
+    )
     return (
-        f"Transformers of {model.layers} layer{'s' * (model.layers > 1)}, each with {block}, and "
-        f"width {model.width} learn to predict the next state of Markov chains with {task.states} "
-        f"states, from up to {task.context} states of context; each model trains on "
+        f"{which} of {model.layers} layer{'s' * (model.layers > 1)}, each with {block}, and "
+        f"width {model.width}{learn} the next state of Markov chains with {task.states} "
+        f"states, from up to {task.context} states of context; {trains} on "
         f"{' or on '.join(seen)}."
     )
 
 
 def facts(run: Run) -> str:
+    if source := run.imported:
+        return (
+            f"1 model, imported from {Path(source['file']).name} (SHA-256 "
+            f"{source['sha256'][:12]}…), without a history of its training."
+        )
     train, cells = run.recipe.train, run.cells
     name = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[train.optimizer]
     diversities, seeds = {cell.chains for cell in cells}, {cell.seed for cell in cells}
