@@ -1,5 +1,6 @@
 """The commands on runs: train, look, trace, report."""
 
+import contextlib
 import shlex
 import sys
 from collections import Counter
@@ -32,6 +33,8 @@ class RunOptions:
     """Address of a Dask scheduler whose workers train the cells."""
     ensemble: int | None = None
     """Cells trained in one program in this process; 64 with a GPU, else 1, by default."""
+    wandb: str = ""
+    """Project of Weights & Biases that follows the training (extra `wandb`)."""
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 0), ("ensemble", 1)):
@@ -59,6 +62,7 @@ def run(arguments: list[str]) -> int:
     with held_back():
         import tyro
 
+        from iclens.cli.live import LiveLog
         from iclens.cli.progress import Progress, duration
         from iclens.lab.ensemble import default_members
         from iclens.lab.recipe import Recipe, load_recipe, presets
@@ -122,13 +126,23 @@ def run(arguments: list[str]) -> int:
     if options.ensemble is None and not elsewhere:
         members = default_members(recipe)
     try:
-        with Progress(created) as progress:
+        with contextlib.ExitStack() as stack:
+            progress = stack.enter_context(Progress(created))
+            listeners = [progress.on_event]
+            if options.wandb:
+                log = stack.enter_context(LiveLog(created, options.wandb, progress.say))
+                listeners.append(log.on_event)
+
+            def hear(event: "Event") -> None:
+                for listener in listeners:
+                    listener(event)
+
             failed = run_sweep(
                 created,
                 workers=workers,
                 scheduler=options.scheduler,
                 ensemble=members,
-                on_event=progress.on_event,
+                on_event=hear,
             )
         finished = open_run(created.path)
         print_phases(finished)
@@ -137,8 +151,9 @@ def run(arguments: list[str]) -> int:
         except OSError as error:  # the failures of cells are still to be told
             failed["report"] = str(error)
     except KeyboardInterrupt:
+        again = f" --wandb {shlex.quote(options.wandb)}" if options.wandb else ""
         print(
-            f"\nstopped; nothing that was saved is lost. To go on: {created.resume_command}",
+            f"\nstopped; nothing that was saved is lost. To go on: {created.resume_command}{again}",
             file=sys.stderr,
         )
         return STOPPED

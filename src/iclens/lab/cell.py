@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -205,7 +205,21 @@ class Cell:
         """
         if self.status == "done":
             return read_dataset(self.path / "curves.nc")
-        return None if self.status == "damaged" or not self.pieces else self._join_curves()
+        return (
+            None if self.status == "damaged" or not self.pieces else self._join_curves(self.pieces)
+        )
+
+    def curves_after(self, step: int) -> xr.Dataset | None:
+        """What was measured after a step, so far, without reading what was before it.
+
+        None where that is nothing.  Raises `ValueError` if a file is damaged.
+        """
+        if self._done.exists():
+            curves = read_dataset(self.path / "curves.nc")
+            found = curves.sel(step=curves.step > step)
+            return found if found.sizes["step"] else None
+        pieces = self._read_pieces(after=step)
+        return self._join_curves(pieces) if pieces else None
 
     @cached_property
     def steps(self) -> list[int]:
@@ -233,7 +247,9 @@ class Cell:
         """The parameters by name and the `step`s, stacked over checkpoints; empty without any."""
         if self.status == "done":
             return read_arrays(self.path / "checkpoints.safetensors")
-        return {} if self.status == "damaged" or not self.pieces else self._stack("model.")
+        if self.status == "damaged" or not self.pieces:
+            return {}
+        return _stack(self.pieces, "model.")
 
     @property
     def _done(self) -> Path:
@@ -249,8 +265,13 @@ class Cell:
 
         Raises `ValueError` if one is damaged.
         """
+        return self._read_pieces()
+
+    def _read_pieces(self, after: int = -1) -> dict[int, dict[str, np.ndarray]]:
         pieces = {}
         for step in self.recipe.train.evaluation_steps:
+            if step <= after:
+                continue
             try:
                 pieces[step] = read_arrays(self._pieces_path / f"{step}.safetensors")
             except FileNotFoundError:
@@ -270,25 +291,26 @@ class Cell:
         saved: TrainingState = arrays_to_tree(fresh, read_arrays(path))
         return saved if int(saved.step) in self.pieces else None
 
-    def _stack(self, prefix: str) -> dict[str, np.ndarray]:
-        """The arrays of the pieces under a prefix, stacked over steps, and the steps."""
-        names = [name for name in next(iter(self.pieces.values())) if name.startswith(prefix)]
-        stacked = {
-            name.removeprefix(prefix): np.stack([piece[name] for piece in self.pieces.values()])
-            for name in names
-        }
-        return {**stacked, "step": np.array(list(self.pieces), np.int64)}
-
-    def _join_curves(self) -> xr.Dataset:
-        curves = curves_dataset(self._stack("curves."), self.recipe.task.context)
-        last = max(self.pieces)
-        diverged = int(self.pieces[last]["diverged"])
+    def _join_curves(self, pieces: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Dataset:
+        curves = curves_dataset(_stack(pieces, "curves."), self.recipe.task.context)
+        last = max(pieces)
+        diverged = int(pieces[last]["diverged"])
         outcome = "finished" if last == self.recipe.train.steps else "unfinished"
         return curves.assign_attrs(
             chains=self.chains,
             seed=self.seed,
             outcome=outcome if diverged < 0 else f"diverged at step {diverged}",
         )
+
+
+def _stack(pieces: Mapping[int, Mapping[str, np.ndarray]], prefix: str) -> dict[str, np.ndarray]:
+    """The arrays of pieces under a prefix, stacked over steps, and the steps."""
+    names = [name for name in next(iter(pieces.values())) if name.startswith(prefix)]
+    stacked = {
+        name.removeprefix(prefix): np.stack([piece[name] for piece in pieces.values()])
+        for name in names
+    }
+    return {**stacked, "step": np.array(list(pieces), np.int64)}
 
 
 def tidy(cell: Cell) -> None:
@@ -344,8 +366,9 @@ def save_snapshot(cell: Cell, snapshot: Snapshot) -> str:
 def finish(cell: Cell, **about: str) -> None:
     """Join the pieces of a trained cell, and mark it as done; `about` is added to its curves."""
     trained = replace(cell)
-    write_arrays(cell.path / "checkpoints.safetensors", trained._stack("model."))
-    write_dataset(cell.path / "curves.nc", trained._join_curves().assign_attrs(about))
+    write_arrays(cell.path / "checkpoints.safetensors", _stack(trained.pieces, "model."))
+    curves = trained._join_curves(trained.pieces).assign_attrs(about)
+    write_dataset(cell.path / "curves.nc", curves)
     checksums = {name: checksum(cell.path / name) for name in RESULTS}
     write_file(cell._done, json.dumps({"checksums": checksums}, indent=1).encode())
     shutil.rmtree(cell._pieces_path, ignore_errors=True)  # it is done, whatever is left

@@ -146,6 +146,16 @@ class Run:
             raise ValueError(f"--chains: expected one of {', '.join(options)}, got {wanted!r}")
         return self.cell("infinite" if wanted == "infinite" else int(wanted), seed)
 
+    def named(self, name: str) -> Cell:
+        """The cell of a name, such as `chains=16,seed=0`, be it begun or still to come.
+
+        Raises `ValueError` if that is no name of a cell.
+        """
+        place = _place(name)
+        if place is None:
+            raise ValueError(f"expected a cell's name like 'chains=16,seed=0', got {name!r}")
+        return Cell(self.path / "cells", self.recipe, *place)
+
     @cached_property
     def phase_map(self) -> PhaseMap:
         """The phase map of all cells that have curves."""
