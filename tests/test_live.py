@@ -64,6 +64,7 @@ class Service:
 
         return SimpleNamespace(
             url="https://service/run",
+            offline=False,
             summary={},
             log=log,
             finish=finish,

@@ -81,7 +81,7 @@ class LiveLog:
             how = "install iclens[wandb]" if missing else f"{error}"
             self.say(f"Weights & Biases: nothing is logged: {how}")
         except Exception as error:
-            told = (str(error).strip().splitlines() or [""])[0]
+            told = (str(error).strip().splitlines() or [""])[0].rstrip(".")
             self.say(
                 f"Weights & Biases: nothing more is logged: {type(error).__name__}: {told}. "
                 "The training goes on"
@@ -139,8 +139,9 @@ class LiveLog:
         )
         remote.define_metric("step")
         remote.define_metric("*", step_metric="step")
-        if not self.open and remote.url:
-            self.say(f"Weights & Biases: {remote.url}")
+        if not self.open:
+            here = f"offline, in {self.run.path / 'wandb'}; send it with `wandb sync`"
+            self.say(f"Weights & Biases: {here if remote.offline else remote.url}")
         self.open[name] = remote
         return remote
 
