@@ -12,7 +12,7 @@ RANKS = {
     name: rank
     for rank, names in enumerate(
         [
-            ["names", "interrupts"],
+            ["names", "interrupts", "revision"],
             ["chains", "separation"],
             ["predictors"],
             ["transformer"],

@@ -20,9 +20,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from iclens import cli
+from iclens import cli, revision
 from iclens.chains import ChainSet
-from iclens.lab import store
 from iclens.lab.cell import PURPOSES, RESULTS, Cell, run_cell
 from iclens.lab.files import arrays_to_tree, read_arrays, tree_to_arrays, write_arrays, write_file
 from iclens.lab.recipe import Recipe, SweepConfig, load_recipe, parse_recipe, presets
@@ -475,12 +474,12 @@ def test_a_damaged_provenance_is_named(tmp_path, content) -> None:
 
 
 def test_the_revision_is_that_of_this_code_or_none(tmp_path, monkeypatch) -> None:
-    revision = store._revision()
-    assert revision is None or len(revision.removesuffix("-dirty")) == 40
-    monkeypatch.setattr(store, "__file__", str(tmp_path / "store.py"))
-    assert store._revision() is None
+    found = revision.revision()
+    assert found is None or len(found.removesuffix("-dirty")) == 40
+    monkeypatch.setattr(revision, "__file__", str(tmp_path / "revision.py"))
+    assert revision.revision() is None
     monkeypatch.setenv("PATH", str(tmp_path))  # no git
-    assert store._revision() is None
+    assert revision.revision() is None
 
 
 def test_what_a_killed_process_leaves_is_taken_up_and_removed(undisturbed, tmp_path) -> None:

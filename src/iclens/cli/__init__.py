@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from iclens.cli import commands, exchange
 from iclens.cli.chains import chains
+from iclens.cli.checkup import doctor
 from iclens.cli.choice import choose
 from iclens.interrupts import STOPPED, listen
 
@@ -40,8 +41,9 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "chains": chains,
     "export": exchange.export,
     "import": exchange.import_,
+    "doctor": doctor,
 }
-READ_ON = (commands.run, theory, score, exchange.import_)
+READ_ON = (commands.run, theory, score, exchange.import_, doctor)
 """Commands that parse their own arguments."""
 
 

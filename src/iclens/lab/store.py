@@ -15,7 +15,6 @@ import json
 import platform
 import re
 import shlex
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,6 +32,7 @@ from iclens.lab.recipe import Recipe, load_recipe, parse_recipe
 from iclens.lab.refine import Place, next_cells
 from iclens.lab.source import chains_difference, chains_of, prior_of, saved_chains
 from iclens.phases import PhaseMap, float_diversity
+from iclens.revision import revision
 
 LIBRARIES = ("iclens", "jax", "jaxlib", "equinox", "optax", "numpy")
 
@@ -279,7 +279,7 @@ def record_provenance(run: Run, how: Mapping[str, object]) -> None:
         "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
         "machine": f"{platform.system()} {platform.machine()}",
         "random_numbers": str(jax.random.key_impl(jax.random.key(0))),
-        "revision": _revision(),
+        "revision": revision(),
         "trained_by": dict(how),
         "recipe": run.recipe.to_toml(),
     }
@@ -287,18 +287,3 @@ def record_provenance(run: Run, how: Mapping[str, object]) -> None:
         invocations = [*run.provenance.get("invocations", []), invocation]
         content = json.dumps({"invocations": invocations}, indent=1)
         write_file(run.path / "provenance.json", content.encode())
-
-
-def _revision() -> str | None:
-    """The git revision of this code; None where it is installed, or git is not."""
-    here = Path(__file__)
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(here.parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", here.name)  # not the revision of a repository around it
-        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    except (OSError, subprocess.CalledProcessError):
-        return None
