@@ -311,7 +311,7 @@ def test_no_two_purposes_cells_or_seeds_share_a_key() -> None:
 def test_weights_are_drawn_uniformly_from_the_simplex_and_nothing_else_changes() -> None:
     task = dataclasses.replace(SHORT.task, weights="dirichlet")
     weighted = dataclasses.replace(SHORT, task=task)
-    cells = [Cell(Path(), weighted, 3, seed) for seed in range(80)]
+    cells = [Cell(Path(), weighted, 3, seed) for seed in range(40)]
     weights = np.array([cell.chain_set.weights for cell in cells])
     # Of the flat law of three each weight has the distribution function 1 - (1 - w)^2.
     for column in (1 - (1 - weights) ** 2).T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,12 @@ import xarray as xr
 
 from iclens import cli
 from iclens.circuits import interventions
-from iclens.lab.store import open_run
+from iclens.lab.recipe import SweepConfig, load_recipe
+from iclens.lab.store import create_run, open_run
+from iclens.lab.sweep import run_sweep
 from iclens.lab.trace import stretches, summary
+from iclens.report.reading import Reading
+from iclens.report.sections import circuits
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +70,25 @@ def test_stretches_of_steps_at_which_a_hypothesis_passes() -> None:
     )
     assert stretches(trace, "head") == [(5, 9), (50, 50)]
     assert stretches(trace.isel(step=[0]), "head") == []
+    assert stretches(trace, "foot") == []  # not tested, not passed
+
+
+def test_a_model_of_attention_only_and_fresh_chains(tmp_path, capsys) -> None:
+    tiny = load_recipe("tiny")
+    recipe = replace(
+        tiny,
+        model=replace(tiny.model, attention_only=True),
+        train=replace(tiny.train, steps=64, evaluations=1),
+        sweep=SweepConfig(chains=("infinite",)),
+    )
+    run = create_run(tmp_path / "run", recipe)
+    assert run_sweep(run) == {}
+    assert cli.dispatch(["trace", str(run.path)]) == 0
+    printed = capsys.readouterr().out
+    assert "statistical induction head: " in printed
+    assert "task recognition head" not in printed
+    reading = Reading(open_run(run.path))
+    assert "not tested: it needs MLPs" in circuits(reading)
 
 
 def test_the_trace_as_json(run, capsys) -> None:

@@ -28,8 +28,9 @@ STEPS, CHAINS, ERROR = 256, 4, 1e-5
 
 def main() -> None:
     """Do all checks, in a folder that is removed again."""
-    device = jax.devices()[0]
-    tell("device", True, f"{device.platform}: {device.device_kind}")
+    devices = jax.devices()
+    kind = f"{devices[0].platform}: {devices[0].device_kind}"
+    tell("device", True, kind if len(devices) == 1 else f"{len(devices)} of {kind}")
     tiny = load_recipe("tiny")
     recipe = replace(
         tiny,
