@@ -236,7 +236,11 @@ def test_another_model_has_its_own_sequence_until_the_reader_has_one(
 
 SHAPES = {
     "many states": replace(RECIPE, task=TaskConfig(states=12, context=48)),
-    "heads": replace(RECIPE, model=TransformerConfig(heads=2, positions="rotary")),
+    "heads, weights": replace(
+        RECIPE,
+        task=replace(RECIPE.task, weights="dirichlet"),
+        model=TransformerConfig(heads=2, positions="rotary", activation="gelu"),
+    ),
     "attention only": replace(
         RECIPE,
         model=TransformerConfig(attention_only=True, norm="layer", positions="absolute"),
