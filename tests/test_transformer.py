@@ -241,7 +241,7 @@ def test_an_mlp_is_the_activation_between_two_maps() -> None:
             model,
             (jnp.stack([inputs, inputs], 1), jnp.array([[2.0], [-1.0]]), jnp.array([[1.0, 3.0]])),
         )
-        written = forward(model, jnp.arange(len(inputs))[:, None]).senders.values[-1]
+        written = run(model, jnp.arange(len(inputs))[:, None]).senders.values[-1]
         np.testing.assert_allclose(written[:, 0], np.outer(values, [1, 3]), atol=1e-6)
 
 
