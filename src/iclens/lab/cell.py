@@ -244,7 +244,7 @@ class Cell:
 
     @cached_property
     def checkpoints(self) -> dict[str, np.ndarray]:
-        """The parameters by name and the `step`s, stacked over checkpoints; empty without any."""
+        """The parameters by name, and `step`, stacked over checkpoints; empty without any."""
         if self.status == "done":
             return read_arrays(self.path / "checkpoints.safetensors")
         if self.status == "damaged" or not self.pieces:

@@ -1,10 +1,13 @@
 """Runs on disk: a recipe, where it came from, and its cells.
 
-NAME/recipe.toml        the complete recipe, defaults filled in
-NAME/chains-DIGEST.npz  the chains that training sets are taken from, where they come from a file
-NAME/provenance.json    versions, device, random numbers, code revision, recipe, of each invocation
-NAME/cells/chains=K,seed=S/
-NAME/figures/  NAME/report.html
+The folder of a run NAME has
+
+    NAME/recipe.toml        the complete recipe, defaults filled in
+    NAME/chains-DIGEST.npz  the chains that training sets are taken from, where they are a file's
+    NAME/provenance.json    versions, device, random numbers, code revision and recipe of each
+                            invocation
+    NAME/cells/chains=K,seed=S/
+    NAME/figures/  NAME/report.html
 """
 
 from __future__ import annotations

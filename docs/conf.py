@@ -1,0 +1,113 @@
+"""How the site is built: `make docs` writes it into build/docs.
+
+Docstrings are plain text: a name in single backticks becomes a link where it is documented, and an
+indented block, such as a formula, is kept as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from docutils.nodes import Node
+from sphinx.application import Sphinx
+from sphinx.util.nodes import make_refnode
+
+import iclens
+
+project = "iclens"
+author = "the iclens developers"
+copyright = author
+release = version = iclens.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+exclude_patterns = ["**.ipynb_checkpoints"]
+nitpicky = True  # every reference must lead somewhere; make docs takes warnings for errors
+
+html_theme = "furo"
+html_title = "iclens"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+
+myst_heading_anchors = 3
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
+
+nb_execution_mode = "force"
+nb_execution_timeout = 240  # seconds for a cell
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
+
+default_role = "py:obj"
+add_module_names = False
+python_use_unqualified_type_names = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "undoc-members": False}
+
+autodoc_type_aliases = {
+    name: name for name in ("ArrayLike", "PRNGKeyArray", "Predictor", "States", "Diversity")
+}
+autoclass_content = "both"
+maximum_signature_line_length = 76
+nitpick_ignore_regex = [
+    # Other libraries have their documentation elsewhere; shapes are those of jaxtyping.
+    ("py:class", r"(jax|jaxlib|jaxtyping|numpy|xarray|optax|equinox|collections|pathlib)\..*"),
+    (
+        "py:class",
+        r"(Array|ArrayLike|Bool|Float|Int|Integer|Key|PRNGKeyArray|UInt32|ndarray|TypeAliasForwardRef)",
+    ),
+]
+
+
+def plain_text(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """Plain text as reStructuredText: no character but the backtick means anything."""
+    written: list[str] = []
+    block = False
+    for line in lines:
+        indented = line.startswith("    ")
+        if indented and not block:
+            written += ["::", ""]
+        block = indented or (block and not line.strip())
+        written.append(line if indented else _escaped(line))
+    lines[:] = written
+
+
+def no_numbers(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool:
+    """Numbers of a module are read beside its code."""
+    return skip or (what == "module" and isinstance(thing, int | float))
+
+
+def _escaped(line: str) -> str:
+    pieces = re.split(r"(`[^`]*`)", line)
+    return "".join(
+        piece if piece.startswith("`") else re.sub(r"([*|\\])", r"\\\1", piece) for piece in pieces
+    )
+
+
+def find(app: Sphinx, env: Any, node: Any, shown: Node) -> Node | None:
+    """Where a name leads that its own module does not have: to the one thing that bears it."""
+    if node.get("refdomain") != "py":
+        return None
+    target = node["reftarget"]
+    domain = env.domains["py"]
+    found: Iterable[Any] = [
+        entry for name, entry in domain.objects.items() if name.endswith(f".{target}")
+    ]
+    places = {(entry.docname, entry.node_id) for entry in found if not entry.aliased}
+    if len(places) == 1:
+        (page, anchor) = places.pop()
+        return make_refnode(app.builder, node["refdoc"], page, anchor, shown, target)
+    return shown if node["reftype"] == "obj" else None
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-skip-member", no_numbers)
+    app.connect("autodoc-process-docstring", plain_text)
+    app.connect("missing-reference", find)
