@@ -4,10 +4,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 BENCH := .venv/installed-bench
+DOCS := .venv/installed-docs
 INTEROP := .venv-interop
 RUN ?= runs/quick
 
-.PHONY: quick test check slow bench interop lock clean
+.PHONY: quick test check slow docs bench interop lock clean
 
 quick: $(INSTALLED)
 	$(BIN)/iclens run quick --out $(RUN)
@@ -32,6 +33,10 @@ bench: $(BENCH)
 interop: $(INTEROP)/installed
 	$(INTEROP)/bin/pytest tests/interop_env
 
+docs: $(DOCS)
+	$(BIN)/sphinx-build -q -W --keep-going -E docs build/docs
+	$(BIN)/python docs/check.py build/docs
+
 $(INSTALLED): constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --require-hashes -r constraints.txt
@@ -40,6 +45,10 @@ $(INSTALLED): constraints.txt pyproject.toml
 
 $(BENCH): $(INSTALLED) constraints-bench.txt
 	$(BIN)/pip install --quiet -r constraints-bench.txt
+	touch $@
+
+$(DOCS): $(INSTALLED) constraints-docs.txt
+	$(BIN)/pip install --quiet -r constraints-docs.txt
 	touch $@
 
 # The interpreter compiles what is used of some 20000 modules; pip would compile all of them.

@@ -6,8 +6,10 @@ indented block, such as a formula, is kept as it is.
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 from docutils.nodes import Node
@@ -57,10 +59,8 @@ maximum_signature_line_length = 76
 nitpick_ignore_regex = [
     # Other libraries have their documentation elsewhere; shapes are those of jaxtyping.
     ("py:class", r"(jax|jaxlib|jaxtyping|numpy|xarray|optax|equinox|collections|pathlib)\..*"),
-    (
-        "py:class",
-        r"(Array|ArrayLike|Bool|Float|Int|Integer|Key|PRNGKeyArray|UInt32|ndarray|TypeAliasForwardRef)",
-    ),
+    ("py:class", r"(Array(Like)?|Bool|Float|Int|Integer|Key|PRNGKeyArray|UInt32|ndarray)"),
+    ("py:class", r"TypeAliasForwardRef|States|iclens\.lab\.(files\.Tree|recipe\.Config)"),
 ]
 
 
@@ -91,6 +91,22 @@ def _escaped(line: str) -> str:
     )
 
 
+def modules(app: Sphinx, page: str, source: list[str]) -> None:
+    """A block `{modules}` is a section for each module, of a package for each that is in it."""
+    source[0] = re.sub(r"```\{modules\}\n(.*?)```", _sections, source[0], flags=re.S)
+
+
+def _sections(block: re.Match[str]) -> str:
+    names: list[str] = []
+    for name in block[1].split():
+        inside = getattr(import_module(name), "__path__", [])
+        found = [f"{name}.{module.name}" for module in pkgutil.iter_modules(inside)]
+        names += [inner for inner in found if "._" not in inner] or [name]
+    return "\n\n".join(
+        f"## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n```" for name in names
+    )
+
+
 def find(app: Sphinx, env: Any, node: Any, shown: Node) -> Node | None:
     """Where a name leads that its own module does not have: to the one thing that bears it."""
     if node.get("refdomain") != "py":
@@ -111,3 +127,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-skip-member", no_numbers)
     app.connect("autodoc-process-docstring", plain_text)
     app.connect("missing-reference", find)
+    app.connect("source-read", modules)

@@ -203,12 +203,17 @@ PICTURES: dict[str, Callable[[], str]] = {
 }
 
 
-def main() -> None:
+def pictures() -> dict[str, str]:
+    """All of them, by name."""
     made = {name: draw() for name, draw in PICTURES.items()}
     for phase in PHASES:
         opening, inner = phase_picture(phase).split(">", 1)
         made[f"words-{phase}"] = f'{opening} width="330">{style()}{inner}\n'
-    for name, drawn in made.items():
+    return made
+
+
+def main() -> None:
+    for name, drawn in pictures().items():
         (FOLDER / f"{name}.svg").write_text(drawn, encoding="utf-8")
         print(FOLDER / f"{name}.svg")
 

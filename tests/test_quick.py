@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from blocks import PAGES, needs, run_page
 
 from iclens.lab.refine import next_cells
 from iclens.lab.store import open_run
@@ -111,3 +112,10 @@ def test_each_phase_has_its_mechanism(out, chains, step, phase, induction, recog
     if phase != "G1":  # of which a random set of edges keeps much, for it needs no path in order
         assert found["faithfulness"] > found["random_faithfulness"] + 0.2
     assert (found["shuffle_loss_change"] > 0.05) == (phase in ("G2", "M2"))
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "quick" in needs(page)], ids=lambda page: page.name
+)
+def test_pages_that_start_with_the_run_are_true(page: Path, out: Path, tmp_path: Path) -> None:
+    assert list(run_page(page, tmp_path, {"quick": out}))
