@@ -97,6 +97,15 @@ def needs(page: Path) -> set[str]:
     }
 
 
+def _is(command: str, line: str) -> bool:
+    return line == command or line.startswith(f"{command} ")
+
+
+def _elsewhere(line: str) -> bool:
+    """Whether a command does not work on the trained run."""
+    return re.search(r"--(out|plan)\b", line) is not None
+
+
 def run_page(
     page: Path, folder: Path, runs: Mapping[str, Path], environment: str = ""
 ) -> Iterator[str]:
@@ -142,9 +151,9 @@ def _run_shell(block: Block, folder: Path, runs: Mapping[str, Path]) -> str:
         if line.split(" #")[0].strip() in ELSEWHERE:
             continue
         for command, (name, real) in TRAINED.items():
-            if line == command or line.startswith(f"{command} "):
+            if _is(command, line):
                 place = folder / "runs" / name
-                if not re.search(r"--(out|plan)\b", line) and not place.exists():
+                if not _elsewhere(line) and not place.exists():
                     shutil.copytree(runs[name], place)
                 line = real + line.removeprefix(command)
         lines.append(line)

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from blocks import PAGES, needs, run_page
 
+from blocks import PAGES, needs, run_page
 from iclens.lab.refine import next_cells
 from iclens.lab.store import open_run
 from iclens.phases import PhaseMap
