@@ -54,11 +54,12 @@ autodoc_default_options = {"members": True, "undoc-members": False}
 autodoc_type_aliases = {
     name: name for name in ("ArrayLike", "PRNGKeyArray", "Predictor", "States", "Diversity")
 }
+autodoc_mock_imports = ["nnsight", "torch", "transformer_lens", "transformers", "wandb"]
 autoclass_content = "both"
 maximum_signature_line_length = 76
 nitpick_ignore_regex = [
     # Other libraries have their documentation elsewhere; shapes are those of jaxtyping.
-    ("py:class", r"(jax|jaxlib|jaxtyping|numpy|xarray|optax|equinox|collections|pathlib)\..*"),
+    ("py:class", r"(jax|jaxlib|jaxtyping|numpy|xarray|optax|eqx|torch|collections|pathlib)\..*"),
     ("py:class", r"(Array(Like)?|Bool|Float|Int|Integer|Key|PRNGKeyArray|UInt32|ndarray)"),
     ("py:class", r"TypeAliasForwardRef|States|iclens\.lab\.(files\.Tree|recipe\.Config)"),
 ]

@@ -109,8 +109,9 @@ def _elsewhere(line: str) -> bool:
 def run_page(
     page: Path, folder: Path, runs: Mapping[str, Path], environment: str = ""
 ) -> Iterator[str]:
-    """Run a page's blocks of an environment in a folder; yields the place of each that was run.
+    """Run a page's blocks in a folder; yields the place of each that was run.
 
+    Those of an environment are run if it is named, beside all others.
     `runs` are trained runs by name.  Raises `AssertionError`, naming the place, if a command fails
     or prints something else than the page says.
     """
@@ -119,7 +120,7 @@ def run_page(
     printed: str | None = None
     for block in blocks(page):
         own = block.reason if block.note == "environment" else ""
-        if block.note == "not run" or block.kind in DIRECTIVES or own != environment:
+        if block.note == "not run" or block.kind in DIRECTIVES or own not in ("", environment):
             printed = None
             continue
         if block.kind == "python":
