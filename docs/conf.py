@@ -49,7 +49,7 @@ add_module_names = False
 python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "undoc-members": False}
+autodoc_default_options = {"members": True}
 
 autodoc_type_aliases = {
     name: name for name in ("ArrayLike", "PRNGKeyArray", "Predictor", "States", "Diversity")
@@ -57,38 +57,40 @@ autodoc_type_aliases = {
 autodoc_mock_imports = ["nnsight", "torch", "transformer_lens", "transformers", "wandb"]
 autoclass_content = "both"
 maximum_signature_line_length = 76
-nitpick_ignore_regex = [
-    # Other libraries have their documentation elsewhere; shapes are those of jaxtyping.
-    ("py:class", r"(jax|jaxlib|jaxtyping|numpy|xarray|optax|eqx|torch|collections|pathlib)\..*"),
-    ("py:class", r"(Array(Like)?|Bool|Float|Int|Integer|Key|PRNGKeyArray|UInt32|ndarray)"),
-    ("py:class", r"TypeAliasForwardRef|States|iclens\.lab\.(files\.Tree|recipe\.Config)"),
-]
+ELSEWHERE = re.compile(
+    r"(jax|jaxlib|jaxtyping|numpy|xarray|optax|eqx|torch|collections|pathlib)\..*"
+    r"|Array(Like)?|Bool|Float|Int|Integer|Key|PRNGKeyArray|UInt32|ndarray"
+    r"|TypeAliasForwardRef|States|iclens\.lab\.(files\.Tree|recipe\.Config)"
+)
+"""Types that are named in signatures and documented by other libraries, or are a mere name here."""
 
 
 def plain_text(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
 ) -> None:
-    """Plain text as reStructuredText: no character but the backtick means anything."""
+    """Plain text as reStructuredText: only `code` and *emphasis* are marked."""
     written: list[str] = []
     block = False
     for line in lines:
         indented = line.startswith("    ")
         if indented and not block:
-            written += ["::", ""]
+            written += [".. code-block:: text", ""]
         block = indented or (block and not line.strip())
         written.append(line if indented else _escaped(line))
     lines[:] = written
 
 
-def no_numbers(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool:
-    """Numbers of a module are read beside its code."""
-    return skip or (what == "module" and isinstance(thing, int | float))
+def no_values(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool:
+    """Numbers and tables of a module are read beside its code."""
+    return skip or (what == "module" and isinstance(thing, int | float | dict))
 
 
 def _escaped(line: str) -> str:
-    pieces = re.split(r"(`[^`]*`)", line)
+    code_or_emphasis = r"(`[^`]*`|(?<![\w*])\*\w[\w -]*\*(?![\w*]))"
+    pieces = re.split(code_or_emphasis, line)
     return "".join(
-        piece if piece.startswith("`") else re.sub(r"([*|\\])", r"\\\1", piece) for piece in pieces
+        piece if number % 2 else re.sub(r"([*|\\])", r"\\\1", piece)
+        for number, piece in enumerate(pieces)
     )
 
 
@@ -114,18 +116,22 @@ def find(app: Sphinx, env: Any, node: Any, shown: Node) -> Node | None:
         return None
     target = node["reftarget"]
     domain = env.domains["py"]
+    members = () if "." in target else ("attribute", "method", "property")  # may be parameters
     found: Iterable[Any] = [
-        entry for name, entry in domain.objects.items() if name.endswith(f".{target}")
+        entry
+        for name, entry in domain.objects.items()
+        if name.endswith(f".{target}") and entry.objtype not in members
     ]
     places = {(entry.docname, entry.node_id) for entry in found if not entry.aliased}
     if len(places) == 1:
         (page, anchor) = places.pop()
         return make_refnode(app.builder, node["refdoc"], page, anchor, shown, target)
-    return shown if node["reftype"] == "obj" else None
+    plain = node["reftype"] == "obj" or ELSEWHERE.fullmatch(target)
+    return shown if plain else None
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("autodoc-skip-member", no_numbers)
+    app.connect("autodoc-skip-member", no_values)
     app.connect("autodoc-process-docstring", plain_text)
     app.connect("missing-reference", find)
     app.connect("source-read", modules)
