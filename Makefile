@@ -34,7 +34,7 @@ interop: $(INTEROP)/installed
 	$(INTEROP)/bin/pytest tests/interop_env
 
 docs: $(DOCS)
-	$(BIN)/sphinx-build -q -W --keep-going -E docs build/docs
+	$(BIN)/sphinx-build -q -W --keep-going -E -d build/doctrees docs build/docs
 	$(BIN)/python docs/check.py build/docs
 
 $(INSTALLED): constraints.txt pyproject.toml
