@@ -58,6 +58,10 @@ def test_these_blocks_alone_are_not_run() -> None:
         "$SLURM_ARRAY_TASK_ID'",
         "docs/how-to/cluster.md: iclens run RECIPE --scheduler tcp://10.0.0.1:8786",
         "docs/how-to/cluster.md: iclens run paper --ensemble 16",
+        "docs/how-to/neighbours.md: iclens run edelman --out runs/edelman",
+        "docs/how-to/neighbours.md: iclens run park-small --out runs/park-small",
+        "docs/how-to/own-chains.md: cd examples/names",
+        "docs/how-to/own-chains.md: cd examples/names",
         "docs/install.md: pip install .",
     ]
 
