@@ -58,7 +58,7 @@ autodoc_mock_imports = ["nnsight", "torch", "transformer_lens", "transformers", 
 autoclass_content = "both"
 maximum_signature_line_length = 76
 ELSEWHERE = re.compile(
-    r"(jax|jaxlib|jaxtyping|numpy|xarray|optax|eqx|torch|collections|pathlib)\..*"
+    r"(jax|jaxlib|jaxtyping|numpy|xarray|optax|eqx|equinox|torch|collections|pathlib)\..*"
     r"|Array(Like)?|Bool|Float|Int|Integer|Key|PRNGKeyArray|UInt32|ndarray"
     r"|TypeAliasForwardRef|States|iclens\.lab\.(files\.Tree|recipe\.Config)"
 )
@@ -74,7 +74,7 @@ def plain_text(
     for line in lines:
         indented = line.startswith("    ")
         if indented and not block:
-            written += [".. code-block:: text", ""]
+            written += ["", ".. code-block:: text", ""]
         block = indented or (block and not line.strip())
         written.append(line if indented else _escaped(line))
     lines[:] = written

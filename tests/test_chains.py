@@ -77,6 +77,7 @@ def test_stationary_law_when_the_first_state_is_transient_or_the_last_absorbing(
     np.testing.assert_allclose(stationary_distribution(transient_first), [0, 0.25, 0.75])
 
 
+@pytest.mark.slow
 def test_float32_laws_of_small_concentrations_agree_with_float64():
     logs = ChainPrior(4, 0.02)._log_rows(KEY, 200)
     assert logs.min() < -200  # far below the smallest float32
@@ -128,6 +129,7 @@ def test_cyclic_chain_is_deterministic_and_its_law_uniform():
 # Sampling
 
 
+@pytest.mark.slow
 def test_frequencies_follow_the_transition_matrices_and_the_stationary_laws():
     chains = ChainPrior(4).sample(KEY, 3)
     states, index = map(np.asarray, chains.sample(jax.random.key(1), 30_000, 12))
@@ -201,7 +203,12 @@ def test_sampled_sequences_take_possible_transitions_only():
 
 
 @pytest.mark.parametrize(
-    "source", [ChainPrior(3), ChainPrior(3, 0.3), ChainPrior(3).sample(KEY, 9)]
+    "source",
+    [
+        ChainPrior(3),
+        pytest.param(ChainPrior(3, 0.3), marks=pytest.mark.slow),
+        ChainPrior(3).sample(KEY, 9),
+    ],
 )
 def test_draw_is_the_same_compiled_or_not(source):
     states, transition = source.draw(KEY, 50, 7)

@@ -92,6 +92,7 @@ def sweep(run: Run, said: list[str], project: str = "mine") -> dict[str, str]:
         return run_sweep(run, on_event=log.on_event)
 
 
+@pytest.mark.slow
 def test_each_cell_is_a_run_in_the_group_of_its_sweep_and_goes_on(monkeypatch, tmp_path) -> None:
     run, said = create_run(tmp_path / "run", SHORT), []
     use(monkeypatch, service := Service())

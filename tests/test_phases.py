@@ -127,6 +127,7 @@ def test_the_margin_error_is_that_of_the_mean_over_sequences() -> None:
     assert result.margin_error == pytest.approx(difference.std() / np.sqrt(128), rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_label_between_two_equal_references_is_not_clear() -> None:
     # Between 2-Gen and 2-Mem there is a mixture that is as far from both: the margin changes sign.
     low, high = 0.0, 1.0
@@ -162,6 +163,7 @@ def test_a_mixture_that_is_nearest_to_a_third_reference_is_not_clear() -> None:
     assert set(nearest) - {0, 3}, "no share of these references shows the case"
 
 
+@pytest.mark.slow
 def test_an_exact_model_of_chains_with_zeros_is_clear() -> None:
     step = np.roll(np.eye(3), 1, axis=1)
     chains, prior = ChainSet(np.stack([step, step.T])), ChainPrior(3)

@@ -266,6 +266,7 @@ def test_states_may_be_integers_of_any_type(dtype):
         check_states(states.astype(float), 16)
 
 
+@pytest.mark.slow
 def test_2_mem_knows_the_frequencies_that_1_mem_knows_and_more(chains):
     # Each reference in its place: on long sequences of the set 2-Mem finds the chain's own row.
     context, transition = chains.draw(jax.random.key(3), 200, 200)
@@ -277,6 +278,7 @@ def test_2_mem_knows_the_frequencies_that_1_mem_knows_and_more(chains):
     assert distance["2-Mem"] < distance["2-Gen"] < distance["1-Gen"]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @example(1, 0, 0.25, 3)
 @given(st.sampled_from([1, 2, 5]), st.integers(0, 1000), st.floats(1e-3, 1), st.integers(0, 3))
@@ -310,6 +312,7 @@ def test_no_predictor_has_a_smaller_expected_loss_than_2_mem(count, seed, change
     assert loss(best) == pytest.approx(entropy, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_2_mem_has_the_least_loss_on_sampled_sequences(chains):
     states, transition = chains.draw(jax.random.key(2), 2000, 32)
     target = jnp.take_along_axis(transition, states[..., None], axis=1)

@@ -58,7 +58,9 @@ def test_evaluation_points() -> None:
     assert linear.evaluation_steps == (0, 25, 50, 75, 100)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer", ["adam", *(pytest.param(o, marks=pytest.mark.slow) for o in ("adamw", "sgd"))]
+)
 def test_resuming_from_any_snapshot_gives_the_same_bits(optimizer) -> None:
     config = dataclasses.replace(
         CONFIG, optimizer=optimizer, schedule="cosine", warmup=20, momentum=0.5, weight_decay=0.01

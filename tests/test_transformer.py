@@ -30,7 +30,12 @@ CONFIGS = [
     TransformerConfig(width=8, layers=1, activation="gelu"),
 ]
 each_config = pytest.mark.parametrize(
-    "config", CONFIGS, ids=lambda c: f"{c.layers}x{c.heads}-{c.positions}-{c.norm}-{c.activation}"
+    "config",
+    [
+        pytest.param(config, marks=[pytest.mark.slow] * (place in (1, 2, 5, 7)))
+        for place, config in enumerate(CONFIGS)
+    ],
+    ids=[f"{c.layers}x{c.heads}-{c.positions}-{c.norm}-{c.activation}" for c in CONFIGS],
 )
 
 

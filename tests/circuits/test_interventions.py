@@ -312,6 +312,7 @@ def test_swap_chain_ends_in_the_same_state(source) -> None:
     assert not np.array_equal(on.instead, on.states)
 
 
+@pytest.mark.slow
 def test_swapped_sequences_follow_the_other_chain() -> None:
     step = np.roll(np.eye(3), 1, axis=1)
     two = ChainSet(np.stack([step, step.T]))  # 0 -> 1 -> 2 and back

@@ -48,6 +48,7 @@ def test_bad_input_is_one_message(arguments, message, tmp_path, capsys) -> None:
     assert "Traceback" not in told
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_fitted_says_why(tiny_run, capsys) -> None:
     assert cli.dispatch(["theory", "fits", str(tiny_run.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -35,6 +35,7 @@ def test_the_page_has_no_findings(
     assert findings(page) == []
 
 
+@pytest.mark.slow
 def test_what_is_missing_and_comparisons_have_none_either(open_page: Open, tmp_path: Path) -> None:
     statuses = {(8, 0): "failed", (32, 0): "unfinished"}
     run = open_run(write_run(tmp_path / "run", (8, 32), (0,), statuses))

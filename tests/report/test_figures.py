@@ -111,6 +111,7 @@ def test_brackets_touch_where_they_share_a_k() -> None:
     assert not Bracket("K1*", 8, 16).touches(Bracket("K2*", 32, "infinite"))
 
 
+@pytest.mark.slow
 def test_figures_have_their_widths_and_the_same_bytes_twice(saved_run: Path, tmp_path) -> None:
     plates = run_plates(Reading(open_run(saved_run)))
     assert list(plates) == ["phase_map", "distances", "losses"]

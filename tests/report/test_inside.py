@@ -210,6 +210,7 @@ def test_all_of_it_follows_the_slider(open_page: Open, first_release: Run) -> No
     assert list(shown_predictions(page)) == ["model", "1-Gen", "2-Gen"]
 
 
+@pytest.mark.slow
 def test_another_model_has_its_own_sequence_until_the_reader_has_one(
     open_page: Open, first_release: Run
 ) -> None:

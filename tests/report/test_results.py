@@ -29,6 +29,7 @@ def with_results(run: Path, folder: Path, names: tuple[str, ...]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_result_of_the_repository_is_drawn(tmp_path: Path) -> None:
     assert {path.stem for path in RESULTS.glob("*.nc")} == set(DRAWINGS)
     for path in RESULTS.glob("*.nc"):

@@ -199,6 +199,7 @@ def test_the_pull_of_the_lag_by_monte_carlo_is_its_formula(states) -> None:
     assert found.error < 0.1 * formula
 
 
+@pytest.mark.slow
 def test_gradient_flow_agrees_with_another_solver() -> None:
     path = gradient_flow(SAMPLE, 800.0, rho=0.2, points=41)
     with jax.enable_x64(True):
