@@ -295,7 +295,7 @@ def test_whatever_a_model_returns_is_taken_or_refused(array: np.ndarray) -> None
         ({"contexts": ()}, "expected different lengths"),
         ({"sequences": 1}, "sequences: expected at least 2, got 1"),
         ({"shuffles": 25}, "expected 1 to 24, as many as there are orders of 4 states, got 25"),
-        ({"shuffles": 0}, "shuffles: expected 1 to 24"),
+        ({"shuffles": 0}, "shuffles: expected at least 1, got 0"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(options: dict, message: str) -> None:

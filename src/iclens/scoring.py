@@ -83,8 +83,8 @@ def score(
 
     Raises `ValueError`, naming the place, if a state is outside [0, C), if the log-probabilities
     have a wrong shape, contain NaN or do not sum to 1 (within 1e-4, or what half precision allows:
-    they are then divided by their sum), if the function fails, or if no chain of the set can
-    produce a context.
+    they are then divided by their sum), if the function fails, or if no chain of the set or of
+    the prior can produce a context.
     """
     checked = check_states(states, prior.states)
     array = np.asarray(checked)
@@ -92,10 +92,13 @@ def score(
     log_probs = _log_probs(output, (*array.shape, prior.states))
     predictors = reference_predictors(chains, prior)
     references = jnp.stack([predictor(checked) for predictor in predictors.values()])
-    if (undefined := np.isnan(np.asarray(references)).any(axis=(0, 3))).any():
-        sequence, position = np.argwhere(undefined)[0].tolist()
+    undefined = np.isnan(np.asarray(references)).any(axis=3)
+    if undefined.any():
+        sequence, position = np.argwhere(undefined.any(axis=0))[0].tolist()
+        first = list(predictors)[int(undefined[:, sequence, position].argmax())]
+        whose = "of the set" if first.endswith("Mem") else "of the prior"
         raise ValueError(
-            f"sequence {sequence}: no chain of the set can produce its first {position + 1} states"
+            f"sequence {sequence}: no chain {whose} can produce its first {position + 1} states"
         )
     on = EvaluationSet(checked, None, references)
     weights, residual = compose(log_probs, on)
@@ -179,7 +182,9 @@ def _check_request(contexts: list[int], sequences: int, shuffles: int, states: i
         raise ValueError(f"contexts: expected different lengths of at least 2, got {contexts}")
     if sequences < 2:
         raise ValueError(f"sequences: expected at least 2, got {sequences}")
-    if shuffles < 1 or (states < 9 and shuffles > math.factorial(states)):
+    if shuffles < 1:
+        raise ValueError(f"shuffles: expected at least 1, got {shuffles}")
+    if states < 9 and shuffles > math.factorial(states):
         raise ValueError(
             f"shuffles: expected 1 to {math.factorial(states)}, as many as there are orders of "
             f"{states} states, got {shuffles}"

@@ -159,7 +159,7 @@ def test_rows_in_any_order_and_files_and_tables_say_the_same(tmp_path) -> None:
     assert "state 火 is never seen in 9, ελ" in text
     assert "left out for want of a transition: 8" in text
     assert "1 gap, 1 of a single state" in text
-    assert json.loads(json.dumps(report.to_json()))["groups"][0]["orders"]["best"] in (0, 1, 2)
+    assert json.loads(json.dumps(report.to_json()))["groups"][0]["orders"]["best"] is None
 
 
 def test_groups_and_states_that_are_numbers_are_in_their_order(tmp_path) -> None:
@@ -220,7 +220,7 @@ def test_a_bad_file_is_refused_with_its_place(tmp_path, text, message) -> None:
         ({"group": [0], "state": [1]}, {}, "got 'group, state', without order"),
         ({"group": [0], "order": [0.5], "state": [1]}, {}, "row 0: expected a whole number in col"),
         ({"group": [0, 1], "order": [0], "state": [1]}, {}, "of one length, got 2, 1 and 1 rows"),
-        ([[0, 1]], {"smoothing": -1.0}, "smoothing: expected a number of at least 0, got -1"),
+        ([[0, 1]], {"smoothing": -1.0}, "smoothing: expected a number from 0 to 1e+12, got -1"),
         ([[0, 1]], {"smoothing": 0.0}, "state '1' is never left in group '0'"),
         ([[0, 0, 1, 1]], {"smoothing": 0.0}, None),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,11 @@ ONES = np.ones((HEADS, WIDTH // HEADS))
         ({}, {"act_fn": None}, "expected --activation"),
         ({}, {"eps": None}, "expected --eps"),
         ({}, {"eps": 0}, "eps: expected a positive number, got 0"),
-        ({}, {"eps": "small"}, "eps: expected a number, got 'small'"),
+        ({}, {"eps": "small"}, "eps: expected a finite number, got 'small'"),
+        ({}, {"attn_scale": math.nan}, "attn_scale: expected a finite number, got nan"),
+        ({}, {"n_ctx": math.inf}, "n_ctx: expected a whole number from 1 to 1048576, got inf"),
+        ({}, {"n_ctx": 10**30}, "n_ctx: expected a whole number from 1 to 1048576, got 1000"),
+        ({}, {"n_heads": 2.0}, "n_heads: expected a whole number from 1 to 1048576, got 2.0"),
         ({}, {"n_heads": 4}, "n_heads: expected 2, got 4"),
         ({}, {"n_key_value_heads": 1}, "n_key_value_heads: expected 2, got 1"),
         ({}, {"gated_mlp": True}, "gated_mlp = True has no counterpart"),

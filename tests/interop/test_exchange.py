@@ -105,11 +105,23 @@ def test_what_other_tools_cannot_express_is_refused(tmp_path: Path) -> None:
             export_model(model, target, tmp_path / "out")
     export_model(model, "safetensors", tmp_path / "model.safetensors")
     assert load_model(tmp_path / "model.safetensors").config == CIRCUIT
-    with pytest.raises(ValueError, match="is a folder: expected a file"):
-        export_model(model, "safetensors", tmp_path)
-    whole = Transformer(TransformerConfig(width=4), 3, 6, key=jax.random.key(0))
-    with pytest.raises(ValueError, match="is a file: expected a folder"):
-        export_model(whole, "torch", tmp_path / "model.safetensors")
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    model = Transformer(TransformerConfig(width=4), 3, 6, key=jax.random.key(0))
+    (tmp_path / "mine").mkdir()
+    mine = tmp_path / "mine" / "model.py"
+    mine.write_text("mine")
+    for out in (tmp_path / "mine", mine):
+        with pytest.raises(ValueError, match="exists: expected the name of a new file"):
+            export_model(model, "safetensors", out)
+        for target in ("torch", "transformer-lens"):
+            with pytest.raises(ValueError, match="exists: expected the name of a new folder"):
+                export_model(model, target, out)
+    assert mine.read_text() == "mine"
+    assert list((tmp_path / "mine").iterdir()) == [mine]
+    (tmp_path / "empty").mkdir()
+    export_model(model, "torch", tmp_path / "empty")
 
 
 @pytest.mark.slow

@@ -96,8 +96,8 @@ def test_names_that_lead_nowhere(here: Path, name: str, message: str) -> None:
         ("python:mine_of_tests:uniform --run no/run", "no run at 'no/run'"),
         ("python:mine_of_tests:uniform --states 3 --contexts 8 8", "expected different lengths"),
         ("python:mine_of_tests:uniform --states 3 --shuffles 7", "orders of 3 states, got 7"),
-        ("python:mine_of_tests:uniform --states 3 --shuffles 0", "expected 1 to 6"),
-        ("language --tokens a b", "torch and transformers.*iclens.interop"),
+        ("python:mine_of_tests:uniform --states 3 --shuffles 0", "expected at least 1, got 0"),
+        ("language --tokens a b", "torch and transformers.*the extra interop"),
         ("language", "give --tokens or --token-ids"),
     ],
 )

@@ -303,7 +303,7 @@ def read_table(
 
 def _number(text: str | None, line: int, column: str) -> float:
     try:
-        number = float(text or "")
+        number = float((text or "").replace("_", "?"))
         if math.isfinite(number):
             return number
     except ValueError:

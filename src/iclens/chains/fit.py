@@ -47,8 +47,11 @@ def fit_dirichlet(
                 f"{len(transition)} chains, expected rows that differ"
             )
         if np.abs(alpha - before).max() < TOLERANCE * alpha.max():
-            break
-    return alpha
+            return alpha
+    raise ValueError(
+        f"to fit a prior: the pseudo-counts are not found in {ITERATIONS} rounds; row "
+        f"{int(alpha.sum(-1).argmax())} is nearly the same in all {len(transition)} chains"
+    )
 
 
 def _inverse_digamma(value: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from scipy.special import chdtrc, xlogy
 CHUNK = 2**20
 """Rows that are worked on together."""
 DENSE = 2**25
-"""Possible triples up to which they are counted in a table of all."""
+"""Possible triples up to which they are counted in a table of all, if rows are not far fewer."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Orders:
     """Of orders 0, 1 and 2."""
 
     @property
-    def best(self) -> int:
-        """The order of least BIC."""
-        return int(np.argmin(self.bic))
+    def best(self) -> int | None:
+        """The order of least BIC; None where nothing was seen that could tell."""
+        return int(np.argmin(self.bic)) if any(self.bic) else None
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def count_words(
 ) -> Counts:
     """Count pairs and triples of rows that are sorted by group and order."""
     pairs = np.zeros(groups * states**2, np.int64)
-    dense = groups * states**3 <= DENSE
+    dense = groups * states**3 <= min(DENSE, max(2**16, 4 * len(group)))
     table = np.zeros(groups * states**3 if dense else 0, np.int64)
     sparse: list[np.ndarray] = []
     sequences = np.zeros(groups, np.int64)

@@ -10,6 +10,7 @@ from iclens.chains.orders import Orders, Test
 
 SHOWN = 30
 """Groups that are printed; JSON has all of them."""
+_UNKNOWN = "nothing to tell by"
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,13 @@ class SequenceReport:
 def _row(name: str, width: int, transitions: int, orders: Orders) -> str:
     return (
         f"{name:{width}} {transitions:>11,}  {_test(orders.first):28}  {_test(orders.second):28}  "
-        f"order {orders.best}"
+        + (_UNKNOWN if orders.best is None else f"order {orders.best}")
     )
 
 
 def _test(test: Test) -> str:
     if test.p is None:
-        return "nothing to tell by"
+        return _UNKNOWN
     p = "p < 1e-15" if test.p < 1e-15 else f"p = {test.p:.2g}"
     return f"G = {test.statistic:.1f}, df {test.degrees}, {p}"
 

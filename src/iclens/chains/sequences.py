@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from iclens.chains.report import GroupReport, SequenceReport
 from iclens.chains.sets import ChainSet
 
 COLUMNS = ("group", "order", "state")
+LARGEST_SMOOTHING = 1e12
 FARTHEST = 2**62
 """Largest order, so that differences of two are exact."""
 
@@ -43,8 +43,10 @@ def estimate_chains(source: Any, *, smoothing: float = 1.0) -> tuple[ChainSet, S
     a row without group or state, fewer than two states, no transition at all, more than 2^25
     probabilities, and a row of a chain without a count where `smoothing` is 0.
     """
-    if not 0 <= smoothing < math.inf:
-        raise ValueError(f"smoothing: expected a number of at least 0, got {smoothing}")
+    if not 0 <= smoothing <= LARGEST_SMOOTHING:
+        raise ValueError(
+            f"smoothing: expected a number from 0 to {LARGEST_SMOOTHING:g}, got {smoothing}"
+        )
     if isinstance(source, (str, Path)):
         try:
             return _estimate(_read_file(Path(source)), smoothing)
@@ -67,7 +69,7 @@ class _Table:
 
     def place(self, row: int) -> str:
         """Where a row is: its line in the file, which is read again to find it."""
-        if self.path is None:
+        if self.path is None or not self.path.is_file():  # a pipe is read once
             return f"row {row}"
         return f"line {next(islice(read_table(self.path, COLUMNS), row + 1, None))[0]}"
 
@@ -134,7 +136,7 @@ def _read_file(path: Path) -> _Table:
     def rows() -> Iterator[tuple[object, Any, int, Any]]:
         for line, (group, order, state) in islice(read_table(path, COLUMNS), 1, None):
             try:
-                number = int(order or "")
+                number = int((order or "").replace("_", "?"))
             except ValueError:
                 raise ValueError(
                     f"line {line}: expected a whole number in column order, got {order!r}"
@@ -161,7 +163,7 @@ def _read_columns(source: Any) -> _Table:
             f"expected columns {', '.join(COLUMNS)}, got {', '.join(names)[:80]!r}, without "
             f"{missing[0]}"
         )
-    group, order, state = (list(np.asarray(source[name]).tolist()) for name in COLUMNS)
+    group, order, state = (np.atleast_1d(np.asarray(source[name])).tolist() for name in COLUMNS)
     if not len(group) == len(order) == len(state):
         raise ValueError(
             f"expected columns of one length, got {len(group)}, {len(order)} and {len(state)} rows"

@@ -21,6 +21,8 @@ def chains(
 
     if out is not None and out.suffix != ".npz":
         raise ValueError(f"--out: expected a file that ends in .npz, got {str(out)!r}")
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"--out: expected a folder at {str(out.parent)!r}, got none")
     found, report = ChainSet.from_sequences(file, smoothing=smoothing)
     print(dumps(report.to_json()) if json else report)
     if out is not None:

@@ -213,7 +213,10 @@ def _selftest() -> Iterator[Check]:
 
 def without_names(text: str) -> str:
     """A text without the home folder and the user's name in its paths."""
-    home = str(Path.home())
+    try:
+        home = str(Path.home())
+    except RuntimeError:  # a user without one, as in a container
+        home = ""
     if len(home) > 1:
         text = text.replace(home, "~")
     try:

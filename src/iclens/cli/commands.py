@@ -115,7 +115,8 @@ def run(arguments: list[str]) -> int:
             "--workers and --ensemble train on this machine: give --cluster.kind local with them"
         )
     created = create_run(options.out or Path("runs") / Path(source).stem, recipe)
-    print(f"chains  {prior_of(recipe).two_gen}")
+    if recipe.task.chains or recipe.prior.kind != "dirichlet":
+        print(f"chains  {prior_of(recipe).two_gen}")
     if options.create:
         count = len(created.cells)
         print(f"{created.path}: {count} cells. Each is done by")

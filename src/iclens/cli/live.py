@@ -28,6 +28,10 @@ INIT_SECONDS = 30.0
 """Time in which the service has to answer when a cell begins."""
 CLOSE_SECONDS = 60.0
 """Time that is left at the end to send what was not sent yet."""
+STOP_SECONDS = 5.0
+"""The same after an interruption: what is not sent is, when the run goes on."""
+TELL_SECONDS = 2.0
+"""After which waiting for that is told."""
 RATE_SECONDS = 10.0
 """Time between two tellings of the rate of a cell."""
 
@@ -46,6 +50,7 @@ class LiveLog:
         self.projects: dict[str, Any] = {}
         self.open: dict[str, Any] = {}
         self.rates: dict[str, tuple[float, int]] = {}
+        self.closed = False
 
     def __enter__(self) -> "LiveLog":
         with held_back():  # interrupts are for the thread that trains
@@ -54,9 +59,14 @@ class LiveLog:
 
     def __exit__(self, *error: object) -> None:
         self.heard.put(None)
-        self.thread.join(CLOSE_SECONDS)
+        most = CLOSE_SECONDS if error[0] is None else STOP_SECONDS
+        self.thread.join(min(most, TELL_SECONDS))
+        if self.thread.is_alive() and most > TELL_SECONDS:
+            self.say(f"Weights & Biases: sending what is left, for {most:.0f} s at most")
+            self.thread.join(most - TELL_SECONDS)
         if self.thread.is_alive():
-            self.say(f"Weights & Biases: not all was sent within {CLOSE_SECONDS:.0f} s")
+            self.say("Weights & Biases: not all was sent; the run sends it when it goes on")
+        self.closed = True
 
     def on_event(self, event: "Event") -> None:
         """Take in what happens to a cell; returns at once."""
@@ -78,9 +88,11 @@ class LiveLog:
                 self._close(name, 1)
         except ModuleNotFoundError as error:
             missing = error.name == "wandb"
-            how = "install iclens[wandb]" if missing else f"{error}"
+            how = "install the extra wandb" if missing else f"{error}"
             self.say(f"Weights & Biases: nothing is logged: {how}")
         except Exception as error:
+            if self.closed:  # that not all was sent has been told
+                return
             told = (str(error).strip().splitlines() or [""])[0].rstrip(".")
             self.say(
                 f"Weights & Biases: nothing more is logged: {type(error).__name__}: {told}. "

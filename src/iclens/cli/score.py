@@ -82,6 +82,10 @@ def score(arguments: list[str]) -> int:
             source = open_source(model, chains, seed, step)
         if step != "last" and not is_run(path):
             raise ValueError("--step: MODEL is no run")
+        if not 0 <= draw < 2**32:
+            raise ValueError(f"--draw: expected 0 to 2^32 - 1, got {draw}")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)  # it fails now, or not after long work
         if shuffles is None:
             every = math.factorial(len(source.tokens))  # orders that there are
             shuffles = min(LANGUAGE_MODEL_SHUFFLES, every)
@@ -110,14 +114,11 @@ def score(arguments: list[str]) -> int:
             command=shlex.join(["iclens", "score", *arguments]),
             version=__version__,
         )
-        if out is not None:
-            paths = write_scores(scores, out)
-        if json:
-            print(as_json(summary(scores)))
-        else:
-            print(describe(scores))
-            for written in paths if out is not None else ():
-                print(f"wrote   {written}")
+        if source.prior is None and run is None:
+            scores.attrs["prior"] = f"assumed: {scores.attrs['prior']}"
+        print(as_json(summary(scores)) if json else describe(scores))
+        for written in write_scores(scores, out) if out is not None else ():
+            print(f"wrote   {written}", file=sys.stderr if json else sys.stdout)
         return 0
 
     code: int = tyro.cli(command, args=arguments, prog="iclens score")

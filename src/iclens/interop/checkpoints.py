@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ Arrays = dict[str, np.ndarray]
 BUFFERS = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos")
 """Endings of the names of tensors that the configuration decides."""
 EMBEDDINGS = {"embed": "embed.W_E", "pos_embed": "pos_embed.W_pos"}
-NUMBERS = ("attn_scale", "eps", "n_ctx", "n_heads", "n_key_value_heads", "rotary_dim")
+NUMBERS = ("attn_scale", "eps")
+COUNTS = ("n_ctx", "n_heads", "n_key_value_heads", "rotary_dim")
+LARGEST_COUNT = 2**20
+"""A context of more could not be attended to anyway."""
 NORMS = {"LN": "layer", "LNPRE": "layer", "RMS": "rms", "RMSPRE": "rms"}
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention_dir": ("causal",),
@@ -92,8 +96,18 @@ class _Checkpoint:
             if key in config and config[key] not in allowed:
                 raise ValueError(f"{CONFIG}: {key} = {config[key]!r} has no counterpart in iclens")
         for key in NUMBERS:
-            if type(config.get(key, 0)) not in (int, float, type(None)):
-                raise ValueError(f"{CONFIG}: {key}: expected a number, got {config[key]!r}")
+            number = config.get(key)
+            if number is not None and not (
+                type(number) in (int, float) and abs(number) <= sys.float_info.max
+            ):
+                raise ValueError(f"{CONFIG}: {key}: expected a finite number, got {number!r}")
+        for key in COUNTS:
+            count = config.get(key)
+            if count is not None and not (type(count) is int and 1 <= count <= LARGEST_COUNT):
+                raise ValueError(
+                    f"{CONFIG}: {key}: expected a whole number from 1 to {LARGEST_COUNT}, "
+                    f"got {count!r}"
+                )
         arrays = {name: a for name, a in arrays.items() if not name.endswith(BUFFERS)}
         if any(name.endswith(".q.weight") for name in arrays):
             arrays = older_names(arrays, self.say("heads", config.get("n_heads")))

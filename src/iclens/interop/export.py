@@ -49,8 +49,8 @@ def export_model(
         about: Where the model comes from, for the metadata of the weights.
         chains: The chain set that it was trained on, to go into the folder as `chains.npz`.
 
-    Raises `ValueError` if there is something else at `out`, or if the other tool has no such
-    models; `OSError` if it cannot be written.
+    Raises `ValueError` if there is something at `out` already (an empty folder will do), or if the
+    other tool has no such models; `OSError` if it cannot be written.
     """
     out = Path(out)
     if to not in ("safetensors", "transformer-lens", "torch"):
@@ -60,15 +60,14 @@ def export_model(
             "a sub-circuit (model.circuit) has no residual stream that all its parts share, as "
             f"{to} models have: use --to safetensors"
         )
+    if out.exists() and (to == "safetensors" or not out.is_dir() or any(out.iterdir())):
+        kind = "file" if to == "safetensors" else "folder"
+        raise ValueError(f"{str(out)!r} exists: expected the name of a new {kind}")
     if to == "safetensors":
-        if out.is_dir():
-            raise ValueError(f"{str(out)!r} is a folder: expected a file to write")
         out.parent.mkdir(parents=True, exist_ok=True)
         save_model(out, model, about)
         load = f"from iclens import load_model\nmodel = load_model({str(out)!r})"
         return Exported((out,), load)
-    if out.is_file():
-        raise ValueError(f"{str(out)!r} is a file: expected a folder to write")
     out.mkdir(parents=True, exist_ok=True)
     beside: tuple[Path, ...] = ()
     if chains is not None:

@@ -127,8 +127,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
         from transformers.utils import logging
     except ImportError as error:
         raise ValueError(
-            f"a language model needs torch and transformers ({error}): "
-            "pip install 'iclens[interop]'"
+            f"a language model needs torch and transformers ({error}): install the extra interop"
         ) from None
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -131,6 +131,10 @@ def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]
         arrays: dict[str, np.ndarray] = safetensors.numpy.load(content)
         length = int.from_bytes(content[:8], "little")
         metadata: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
+    except KeyError as error:
+        raise ValueError(
+            f"{path}: tensors of type {error} are not read: save them as float32"
+        ) from None
     except Exception as error:
         raise ValueError(f"{path} cannot be read as safetensors: {error!r}") from None
     return arrays, metadata

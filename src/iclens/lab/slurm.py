@@ -137,7 +137,7 @@ def slurm_job(config: ClusterConfig, scheduler: str, name: str) -> Any:
         from dask_jobqueue.slurm import SLURMJob
     except ImportError:
         raise ValueError(
-            'cluster.kind = "slurm" wants dask-jobqueue: pip install "iclens[slurm]"'
+            'cluster.kind = "slurm" wants dask-jobqueue: install the extra slurm'
         ) from None
     return SLURMJob(
         scheduler,

@@ -49,7 +49,7 @@ def prior_of(recipe: Recipe) -> Prior:
 
 
 def chains_of(recipe: Recipe) -> ChainSet | None:
-    """The chains of the file that a recipe names; None if it names none.
+    """The chains of the file that a recipe names, but for those of weight 0; None if it names none.
 
     Raises `OSError` if it cannot be read, `ValueError` if it holds no valid chains, was changed
     since a run copied it, or does not agree with the rest of the recipe.
@@ -129,7 +129,9 @@ def _read(path: str, time: int, size: int) -> ChainSet:
     named = re.fullmatch(r"chains-([0-9a-f]{12})\.npz", Path(path).name)
     if named and not hashlib.sha256(Path(path).read_bytes()).hexdigest().startswith(named[1]):
         raise ValueError(f"{path} was changed since the run began: its content has another name")
-    return ChainSet.from_file(path)
+    chains = ChainSet.from_file(path)
+    met = chains.weights > 0  # K counts chains that can be met
+    return ChainSet(chains.transition[met], chains.weights[met], chains.labels)
 
 
 @lru_cache(maxsize=4)
