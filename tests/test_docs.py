@@ -68,7 +68,11 @@ def test_these_blocks_alone_are_not_run() -> None:
 
 def test_make_quick_is_the_command_that_runs_in_its_place() -> None:
     made = subprocess.run(
-        ["make", "--dry-run", "quick"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "--dry-run", "quick"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert made.stdout.splitlines()[-1] == ".venv/bin/iclens run quick --out runs/quick"
 

@@ -200,6 +200,7 @@ def test_no_model_beats_two_point_memory_on_its_own_sequences() -> None:
     assert min(losses) == losses[3]
 
 
+@pytest.mark.slow
 def test_undefined_references_are_left_out_and_counted() -> None:
     two = ChainSet(np.array([np.full((2, 2), 0.5), [[0.0, 1.0], [1.0, 0.0]]])[1:])
     prior = ChainPrior(2)

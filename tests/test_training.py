@@ -140,6 +140,7 @@ def test_gradients_of_trained_models_are_finite_in_every_parameter(tiny_run) -> 
             assert np.any(array != 0), path
 
 
+@pytest.mark.slow
 def test_a_last_update_that_overflows_is_divergence_too() -> None:
     change = {"optimizer": "adamw", "learning_rate": 1e38, "weight_decay": 10.0}
     config = dataclasses.replace(CONFIG, steps=1, evaluations=1, **change)

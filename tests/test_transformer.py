@@ -89,7 +89,14 @@ def test_all_edges_cut_with_anothers_values_give_the_others_output(config) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", CONFIGS[:7], ids=lambda c: f"{c.heads}-{c.positions}")
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, marks=[pytest.mark.slow] * (place in (1, 2, 5)))
+        for place, config in enumerate(CONFIGS[:7])
+    ],
+    ids=[f"{c.heads}-{c.positions}" for c in CONFIGS[:7]],
+)
 def test_worlds_at_once_equal_a_loop_over_worlds(config) -> None:
     model, states = make(config), draw()
     other = run(model, draw(9)).senders
@@ -266,7 +273,11 @@ def test_impossible_shapes_are_refused(change, message) -> None:
 
 @pytest.mark.parametrize(
     ("config", "since"),
-    [(CONFIGS[0], 1), (CONFIGS[0], N - 1)] + [(config, N // 2) for config in CONFIGS[1:5]],
+    [(CONFIGS[0], 1), (CONFIGS[3], N // 2)]
+    + [
+        pytest.param(CONFIGS[place], since, marks=pytest.mark.slow)
+        for place, since in [(0, N - 1), (1, N // 2), (2, N // 2), (4, N // 2)]
+    ],
     ids=lambda value: str(value) if isinstance(value, int) else f"{value.heads}-{value.positions}",
 )
 def test_late_positions_alone_are_the_same(config, since) -> None:

@@ -119,7 +119,14 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("config", SHAPES, ids=lambda config: config.positions)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(shape, marks=[pytest.mark.slow] * (place > 1))
+        for place, shape in enumerate(SHAPES)
+    ],
+    ids=[shape.positions for shape in SHAPES],
+)
 def test_what_was_exported_comes_back_to_the_bit(config: TransformerConfig, tmp_path: Path) -> None:
     model = Transformer(config, STATES, CONTEXT, key=jax.random.key(0))
     model = jax.tree.map(lambda array: array + 0.1, model)  # also what starts at 0

@@ -583,6 +583,7 @@ def test_status_tells_what_is_missing(tiny_run, tmp_path, capsys) -> None:
     assert "to go on: iclens run" in out
 
 
+@pytest.mark.slow
 def test_the_plan_names_cells_steps_time_and_memory(capsys) -> None:
     assert cli.dispatch(["run", "tiny", "--plan", "--sweep.chains", "2", "4"]) == 0
     out = capsys.readouterr().out

@@ -18,6 +18,7 @@ from iclens.lab.store import create_run, open_run
 from iclens.theory.fits import fit_switching
 
 
+@pytest.mark.slow
 def test_coefficients_as_json(capsys) -> None:
     arguments = ["induction", "--states", "3", "--context", "64", "--sequences", "4096", "--json"]
     assert cli.dispatch(["theory", *arguments]) == 0

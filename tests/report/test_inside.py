@@ -64,7 +64,7 @@ def agrees(page: Page, run: Run, chains: object, step: int) -> None:
         )
 
 
-@pytest.mark.parametrize("chains", [16, "infinite"])
+@pytest.mark.parametrize("chains", [16, pytest.param("infinite", marks=pytest.mark.slow)])
 def test_predictions_are_those_of_the_saved_model(
     open_page: Open, first_release: Run, chains: object
 ) -> None:

@@ -149,7 +149,7 @@ def test_references_are_those_of_the_library(page: Page, count: int, concentrati
     [
         pytest.param(DirichletRows.cyclic(4, drift=3.0), marks=pytest.mark.slow, id="cyclic"),
         pytest.param(SparsePrior(4, 2), id="sparse"),
-        pytest.param(DoublyStochasticPrior(4), id="doubly stochastic"),
+        pytest.param(DoublyStochasticPrior(4), marks=pytest.mark.slow, id="doubly stochastic"),
     ],
 )
 def test_references_know_the_structure_of_chains(page: Page, prior: Prior) -> None:

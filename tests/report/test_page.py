@@ -227,6 +227,7 @@ def test_map_follows_the_window(open_page: Open, report: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_dark_mode(open_page: Open, report: Path) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     light, dark = (open_page(report, scheme=scheme) for scheme in ("light", "dark"))

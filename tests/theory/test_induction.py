@@ -43,7 +43,7 @@ def general(beta: float, delta: float, rho: float, **options) -> SATransformer:
     )
 
 
-@pytest.mark.parametrize("rho", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("rho", [pytest.param(0.0, marks=pytest.mark.slow), 0.3, 1.0])
 def test_the_plane_is_the_general_model_on_two_axes(rho) -> None:
     for beta, delta in [(0.0, 0.0), (1.5, 0.0), (0.0, 2.0), (2.0, 3.0), (-1.0, -2.0)]:
         expected = expected_loss(general(beta, delta, rho)(SAMPLE), SAMPLE)
@@ -96,7 +96,7 @@ def test_the_ends_of_the_plane_are_the_counting_predictors() -> None:
     np.testing.assert_allclose(far(sample), bigram, atol=0.06)  # 2-Gen adds a pseudo-count
 
 
-@pytest.mark.parametrize("rho", [0.0, 0.4])
+@pytest.mark.parametrize("rho", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
 def test_coefficients_are_derivatives_of_the_loss(rho) -> None:
     with jax.enable_x64(True):
         states = SAMPLE.states
