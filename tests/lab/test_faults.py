@@ -159,8 +159,9 @@ def test_a_full_and_a_read_only_disk(disk, tmp_path) -> None:
 
 
 def test_a_folder_that_is_removed_during_the_run(tmp_path) -> None:
-    sweep = Sweep(tmp_path)
-    sweep.wait_for(*EARLY)
+    train = dataclasses.replace(BASE.train, steps=20_000)  # so that neither cell ends before
+    sweep = Sweep(tmp_path, dataclasses.replace(BASE, train=train))
+    sweep.wait_for(*(f"chains={k},seed=0/pieces/40.safetensors" for k in (2, 4)))
     shutil.rmtree(sweep.path, ignore_errors=True)
     assert sweep.end() in (1, 2)
     told = sweep.told()
