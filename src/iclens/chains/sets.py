@@ -128,6 +128,13 @@ class ChainSet(eqx.Module):
         """Number K of chains."""
         return len(self.transition)
 
+    def take(self, index: Int[np.ndarray, " chosen"]) -> ChainSet:
+        """The set of some of the chains, by their numbers, their weights scaled to sum to 1.
+
+        Raises `ValueError` if all of these have weight 0.
+        """
+        return ChainSet(self.transition[index], self.weights[index], self.labels)
+
     @property
     def states(self) -> int:
         """Number C of states."""

@@ -32,10 +32,7 @@ def export(
     from iclens.lab.trace import TraceRequest
 
     opened = open_run(run)
-    if step == "all":
-        raise ValueError("--step: expected a step or 'last', got 'all'")
-    request = TraceRequest.parse(opened, chains, seed, step)
-    cell, at = request.cell, request.steps[0]
+    cell, at = TraceRequest.parse_one(opened, chains, seed, step)
     about = {"run": opened.name, "cell": cell.name, "step": str(at)}
     exported = export_model(cell.model(at), to, out, about, cell.chain_set)
     for path in exported.paths:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from iclens.interrupts import held_back
 from iclens.lab.files import write_file
+from iclens.lab.recipe import ABOUT_CELLS
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -136,7 +137,7 @@ class LiveLog:
             return self.open[name]
         cell = self.run.named(name)
         recipe = tomllib.loads(self.run.recipe_text)
-        told = {section: recipe[section] for section in recipe if section not in HOW}
+        told = {section: recipe[section] for section in recipe if section not in ABOUT_CELLS}
         remote = self.service.init(
             project=self.project,
             group=self.run.name,
@@ -159,10 +160,6 @@ class LiveLog:
 
     def _close(self, name: str, code: int) -> None:
         self.open.pop(name).finish(exit_code=code)
-
-
-HOW = ("sweep", "cluster")
-"""Sections of a recipe that say nothing of one cell."""
 
 
 def _values(curves: "xr.Dataset") -> dict[str, float | str]:

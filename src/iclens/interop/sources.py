@@ -104,14 +104,11 @@ def log_probabilities(model: Transformer) -> Model:
 
 
 def _checkpoint(path: Path, chains: str | None, seed: int, step: str) -> Source:
-    if step == "all":
-        raise ValueError("--step: expected a step or 'last', got 'all'")
-    request = TraceRequest.parse(open_run(path), chains, seed, step)
-    cell = request.cell
+    cell, at = TraceRequest.parse_one(open_run(path), chains, seed, step)
     return Source(
-        log_probabilities(cell.model(request.steps[0])),
+        log_probabilities(cell.model(at)),
         "checkpoint of a run",
-        {"chains K": str(cell.chains), "seed": str(seed), "step": str(request.steps[0])},
+        {"chains K": str(cell.chains), "seed": str(seed), "step": str(at)},
         states=cell.recipe.task.states,
         context=cell.recipe.task.context,
         chains=cell.chain_set,

@@ -102,7 +102,7 @@ class Cell:
             found = self.prior.sample(self.key("chains"), self.chains)
         elif self.chains < found.count:
             taken = np.sort(jax.random.permutation(self.key("chains"), found.count)[: self.chains])
-            found = ChainSet(found.transition[taken], found.weights[taken], found.labels)
+            found = found.take(taken)
         elif self.chains > found.count:
             raise ValueError(f"expected at most {found.count} chains, as many as the file has")
         if self.recipe.task.weights == "equal":

@@ -19,6 +19,8 @@ from iclens.training import TrainingConfig
 from iclens.transformer import TransformerConfig
 
 Config = TypeVar("Config")
+ABOUT_CELLS = ("sweep", "cluster")
+"""Sections that say which cells there are and where they are trained, and nothing of any one."""
 Diversity = int | Literal["infinite"]
 """Data diversity K: a number of chains, or fresh chains without end."""
 
@@ -207,7 +209,7 @@ class Recipe:
             f"{section}.{key}: {value!r} against {theirs[section][key]!r}"
             for section, table in mine.items()
             for key, value in table.items()
-            if section not in ("sweep", "cluster") and value != theirs[section][key]
+            if section not in ABOUT_CELLS and value != theirs[section][key]
         ]
 
 

@@ -130,8 +130,8 @@ def _read(path: str, time: int, size: int) -> ChainSet:
     if named and not hashlib.sha256(Path(path).read_bytes()).hexdigest().startswith(named[1]):
         raise ValueError(f"{path} was changed since the run began: its content has another name")
     chains = ChainSet.from_file(path)
-    met = chains.weights > 0  # K counts chains that can be met
-    return ChainSet(chains.transition[met], chains.weights[met], chains.labels)
+    met = np.flatnonzero(chains.weights)  # K counts chains that can be met
+    return chains if len(met) == chains.count else chains.take(met)
 
 
 @lru_cache(maxsize=4)

@@ -76,6 +76,14 @@ class TraceRequest:
         label = "all" if step == "all" else steps[0]
         return cls(cell, steps, f"{cell.name},step={label}")
 
+    @classmethod
+    def parse_one(cls, run: Run, chains: str | None, seed: int, step: str) -> tuple[Cell, int]:
+        """A cell and one checkpoint of it.  Raises `ValueError` as `parse` does, and for "all"."""
+        if step == "all":
+            raise ValueError("--step: expected a step or 'last', got 'all'")
+        request = cls.parse(run, chains, seed, step)
+        return request.cell, request.steps[0]
+
 
 def trace_cell(
     cell: Cell,
